@@ -1,0 +1,238 @@
+"""Every number that a user can set, once: the model's shape, the run's recipe, and their flags.
+
+A flag is a dataclass field; its help text is the field's metadata. Standard library only, so that
+`--help` and the pipeline never wait for torch.
+"""
+
+import argparse
+import dataclasses
+import sys
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from sparkgpt.errors import UserError
+
+
+def flag(default: Any, text: str, **options: Any) -> Any:
+    """A dataclass field that is also a command-line flag."""
+    return field(default=default, metadata={"help": text, **options})
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of a Qwen3 (dense) or Qwen3-MoE decoder over bytes; names follow the flags.
+
+    Raises UserError when the numbers don't fit together.
+    """
+
+    model_layers: int = flag(16, "decoder layers")
+    model_dim: int = flag(512, "width of the residual stream")
+    attention_heads: int = flag(4, "query heads")
+    kv_heads: int = flag(2, "key/value heads; must divide --attention-heads")
+    head_dim: int = flag(128, "dimension of one head (even)")
+    intermediate_size: int = flag(1536, "hidden width of a dense SwiGLU MLP")
+    rope_theta: float = flag(1_000_000.0, "RoPE base")
+    max_position_embeddings: int = flag(4096, "longest document, in positions (bytes + 1)")
+    num_experts: int = flag(0, "experts in a sparse layer; 0 makes every layer dense")
+    num_experts_per_tok: int = flag(2, "experts that each position is routed to")
+    moe_intermediate_size: int = flag(768, "hidden width of one expert")
+    decoder_sparse_step: int = flag(1, "layer i is sparse when (i + 1) %% N == 0")
+    mlp_only_layers: tuple[int, ...] = flag((), "zero-based layers kept dense, as 0,5")
+    norm_topk_prob: bool = flag(True, "divide the selected router probabilities by their sum")
+    rms_norm_eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        for name in ("model_layers", "model_dim", "attention_heads", "kv_heads", "head_dim"):
+            _at_least(self, name, 1)
+        for name in ("intermediate_size", "max_position_embeddings", "decoder_sparse_step"):
+            _at_least(self, name, 1)
+        _at_least(self, "num_experts", 0)
+        if self.rope_theta <= 0:
+            raise UserError(f"--rope-theta {self.rope_theta}: must be above 0")
+        if self.attention_heads % self.kv_heads:
+            raise UserError(
+                f"--kv-heads {self.kv_heads} does not divide --attention-heads "
+                f"{self.attention_heads}; choose a divisor"
+            )
+        if self.head_dim % 2:
+            raise UserError(f"--head-dim {self.head_dim} is odd; RoPE rotates pairs, choose an even one")
+        if self.num_experts:
+            self._check_experts()
+
+    def _check_experts(self) -> None:
+        _at_least(self, "moe_intermediate_size", 1)
+        if not 1 <= self.num_experts_per_tok <= self.num_experts:
+            raise UserError(
+                f"--num-experts-per-tok {self.num_experts_per_tok} must lie between 1 and "
+                f"--num-experts {self.num_experts}"
+            )
+        for layer in self.mlp_only_layers:
+            if not 0 <= layer < self.model_layers:
+                raise UserError(
+                    f"--mlp-only-layers names layer {layer}, but there are {self.model_layers} "
+                    f"layers, 0 to {self.model_layers - 1}"
+                )
+        if not self.sparse_layers:
+            raise UserError(
+                f"--num-experts {self.num_experts}, but no layer is sparse with "
+                f"--decoder-sparse-step {self.decoder_sparse_step} and --mlp-only-layers "
+                f"{','.join(map(str, self.mlp_only_layers)) or '(none)'}; change one of them"
+            )
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether zero-based `layer` has experts (the rule of transformers' Qwen3MoeConfig)."""
+        return (
+            self.num_experts > 0
+            and layer not in self.mlp_only_layers
+            and (layer + 1) % self.decoder_sparse_step == 0
+        )
+
+    @property
+    def sparse_layers(self) -> tuple[int, ...]:
+        """Zero-based indices of the layers with experts."""
+        return tuple(i for i in range(self.model_layers) if self.is_sparse(i))
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The recipe of one run and how it is carried out. Raises UserError on impossible values."""
+
+    train_path: str = flag("lang_data/fineweb_1b.jsonl", "training documents: a cache or JSONL")
+    val_path: str = flag("", "held-out documents: a cache or JSONL; empty: no validation")
+    run_name: str = flag("run", "name of the run's folder inside --out-dir")
+    out_dir: str = flag("checkpoints", "where runs are written")
+    target_tokens: float = flag(1e9, "real tokens to train on, over as many epochs as that takes")
+    max_train_steps: int = flag(0, "stop after this many steps; the schedule stays (0: all)")
+    lr_schedule_steps: int = flag(0, "length of the schedule in steps (0: from --target-tokens)")
+    tokens_per_batch: int = flag(49_152, "positions in one window")
+    accumulate: int = flag(1, "windows that one process steps over at once")
+    pack_buffer: int = flag(1024, "documents that best-fit packing may choose from")
+    optimizer: str = flag("muon", "muon (with AdamW for the rest) or adamw alone",
+                          choices=("muon", "adamw"))
+    mup_base_dim: int = flag(256, "width at which the hyperparameters were tuned")
+    mup_emb_std: float = flag(0.02, "initial std of the embedding")
+    mup_hidden_std: float = flag(0.02, "initial std of hidden matrices at --mup-base-dim")
+    router_init_std: float = flag(0.02, "initial std of the routers")
+    router_aux_loss_coef: float = flag(1e-3, "weight of the load-balancing loss")
+    router_lr: float = flag(0.0, "router learning rate (0: --adamw-lr)")
+    muon_lr: float = flag(4e-3, "learning rate of hidden matrices under Muon")
+    muon_momentum: float = flag(0.95, "Muon's momentum")
+    adamw_lr: float = flag(5e-4, "learning rate of AdamW's parameters")
+    weight_decay: float = flag(0.01, "decoupled weight decay of embedding, gains and head")
+    warmup_frac: float = flag(0.02, "share of the schedule that warms up (at least 10 steps)")
+    lr_decay_factor: float = flag(0.1, "the cosine ends at this share of the peak rate")
+    seed: int = flag(0, "seed of the initial weights")
+    data_seed: int = flag(-1, "seed of the data order (-1: --seed)")
+    val_tokens: int = flag(2_000_000, "held-out real tokens to evaluate, from the file's start")
+    val_interval_frac: float = flag(0.05, "validate every this share of the schedule")
+    val_interval_steps: int = flag(0, "validate every this many steps instead (0: by share)")
+    log_every: int = flag(50, "steps between logged lines")
+    save_every: int = flag(0, "steps between resumable checkpoints (0: none)")
+    keep_last: int = flag(3, "resumable checkpoints to keep")
+    save_final: bool = flag(False, "write model_final.safetensors and hf/ at the end")
+    hf_export: bool = flag(True, "write Hugging Face directories beside saved weights")
+    resume: bool = flag(False, "continue from the newest checkpoint, if there is one")
+    device: str = flag("auto", "where to train", choices=("auto", "cpu", "cuda"))
+    threads: int = flag(0, "CPU threads (0: torch's choice); recorded, it can change last bits")
+    compile: bool | None = flag(None, "torch.compile the model (default: on CUDA only)")
+    attention_backend: str = flag("auto", "varlen attention",
+                                  choices=("auto", "sdpa", "flash-attn", "varlen"))
+    autotune: str = flag("", "record of `sparkgpt autotune` to take kernel choices from")
+    ddp_timeout_seconds: int = flag(300, "how long a rank waits for the others")
+    expect_code: str = flag("", "refuse to run unless the training code has this digest")
+    publish: str = flag("", "folder that receives the final files once the run is complete")
+    wandb: bool = flag(False, "log to Weights & Biases as well")
+    wandb_project: str = flag("sparkgpt", "its project")
+    wandb_entity: str = flag("", "its entity")
+    wandb_run_name: str = flag("", "its run name (empty: --run-name)")
+    wandb_tags: str = flag("", "its tags, separated by commas")
+
+    def __post_init__(self) -> None:
+        for name in ("tokens_per_batch", "accumulate", "pack_buffer", "mup_base_dim", "log_every",
+                     "keep_last", "ddp_timeout_seconds"):
+            _at_least(self, name, 1)
+        for name in ("max_train_steps", "lr_schedule_steps", "val_interval_steps", "save_every",
+                     "threads", "val_tokens"):
+            _at_least(self, name, 0)
+        for name in ("muon_lr", "adamw_lr", "router_lr", "weight_decay", "router_aux_loss_coef"):
+            _at_least(self, name, 0)
+        for name in ("val_interval_frac", "warmup_frac", "lr_decay_factor", "muon_momentum"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise UserError(f"{flag_name(name)} {value}: must lie between 0 and 1")
+        if self.target_tokens < 1:
+            raise UserError(f"--target-tokens {self.target_tokens}: must be at least 1")
+        if not self.run_name or "/" in self.run_name or self.run_name in (".", ".."):
+            raise UserError(f"--run-name {self.run_name!r}: must be a plain folder name")
+
+    @property
+    def order_seed(self) -> int:
+        """Seed of the data order: --data-seed, or --seed when that is -1."""
+        return self.seed if self.data_seed < 0 else self.data_seed
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are one line, `sparkgpt: error: ...`, with exit code 2."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        print(f"sparkgpt: error: {message}; see `{self.prog} --help`", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def flag_name(name: str) -> str:
+    """`mup_base_dim` -> `--mup-base-dim`."""
+    return "--" + name.replace("_", "-")
+
+
+def add_flags(parser: argparse.ArgumentParser, config: type) -> None:
+    """Add one flag per field of a config dataclass that carries help text."""
+    for item in dataclasses.fields(config):
+        if "help" not in item.metadata:
+            continue
+        options = {"default": item.default, "help": item.metadata["help"]}
+        if item.type in (bool, bool | None):
+            options["action"] = argparse.BooleanOptionalAction
+        elif item.type == tuple[int, ...]:
+            options["type"] = _layer_list
+            options["metavar"] = "LIST"
+        else:
+            options["type"] = item.type
+            options["metavar"] = item.type.__name__.upper()
+        if "choices" in item.metadata:
+            options["choices"] = item.metadata["choices"]
+            del options["metavar"]
+        parser.add_argument(flag_name(item.name), **options)
+
+
+def parse_train(argv: list[str], prog: str = "sparkgpt train") -> tuple[ModelConfig, TrainConfig]:
+    """Parse the flags of `train`. Exits 2 on a wrong flag; UserError on impossible values."""
+    parser = Parser(prog=prog, description="Train a model on whole byte documents.")
+    add_flags(parser.add_argument_group("model"), ModelConfig)
+    add_flags(parser.add_argument_group("run"), TrainConfig)
+    values = vars(parser.parse_args(argv))
+    return from_values(ModelConfig, values), from_values(TrainConfig, values)
+
+
+def from_values(config: type, values: dict[str, Any]) -> Any:
+    """Build a config dataclass from the entries of `values` that are its fields (JSON lists too)."""
+    names = {item.name for item in dataclasses.fields(config)}
+    chosen = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in names}
+    return config(**chosen)
+
+
+def _layer_list(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",") if part.strip())
+
+
+_layer_list.__name__ = "comma-separated layers"  # argparse quotes it in its error
+
+
+def _at_least(config: Any, name: str, lowest: int) -> None:
+    value = getattr(config, name)
+    if value < lowest:
+        raise UserError(f"{flag_name(name)} {value}: must be at least {lowest}")

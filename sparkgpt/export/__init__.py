@@ -1,0 +1,1 @@
+"""Hugging Face directories: written, and checked against the libraries that load them."""

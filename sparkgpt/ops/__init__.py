@@ -1,0 +1,1 @@
+"""One public function per operation; each picks a kernel or the plain reference."""

@@ -1,0 +1,1 @@
+"""Optimizers: Muon, AdamW, their parameter groups and the schedule."""

@@ -1,0 +1,1 @@
+"""Records to statistics, tables, plots and README; reads JSON, never imports torch."""
