@@ -55,7 +55,9 @@ class ModelConfig:
                 f"{self.attention_heads}; choose a divisor"
             )
         if self.head_dim % 2:
-            raise UserError(f"--head-dim {self.head_dim} is odd; RoPE rotates pairs, choose an even one")
+            raise UserError(
+                f"--head-dim {self.head_dim} is odd; RoPE rotates pairs, choose an even one"
+            )
         if self.num_experts:
             self._check_experts()
 
@@ -107,8 +109,9 @@ class TrainConfig:
     tokens_per_batch: int = flag(49_152, "positions in one window")
     accumulate: int = flag(1, "windows that one process steps over at once")
     pack_buffer: int = flag(1024, "documents that best-fit packing may choose from")
-    optimizer: str = flag("muon", "muon (with AdamW for the rest) or adamw alone",
-                          choices=("muon", "adamw"))
+    optimizer: str = flag(
+        "muon", "muon (with AdamW for the rest) or adamw alone", choices=("muon", "adamw")
+    )
     mup_base_dim: int = flag(256, "width at which the hyperparameters were tuned")
     mup_emb_std: float = flag(0.02, "initial std of the embedding")
     mup_hidden_std: float = flag(0.02, "initial std of hidden matrices at --mup-base-dim")
@@ -135,8 +138,9 @@ class TrainConfig:
     device: str = flag("auto", "where to train", choices=("auto", "cpu", "cuda"))
     threads: int = flag(0, "CPU threads (0: torch's choice); recorded, it can change last bits")
     compile: bool | None = flag(None, "torch.compile the model (default: on CUDA only)")
-    attention_backend: str = flag("auto", "varlen attention",
-                                  choices=("auto", "sdpa", "flash-attn", "varlen"))
+    attention_backend: str = flag(
+        "auto", "varlen attention", choices=("auto", "sdpa", "flash-attn", "varlen")
+    )
     autotune: str = flag("", "record of `sparkgpt autotune` to take kernel choices from")
     ddp_timeout_seconds: int = flag(300, "how long a rank waits for the others")
     expect_code: str = flag("", "refuse to run unless the training code has this digest")
@@ -148,11 +152,24 @@ class TrainConfig:
     wandb_tags: str = flag("", "its tags, separated by commas")
 
     def __post_init__(self) -> None:
-        for name in ("tokens_per_batch", "accumulate", "pack_buffer", "mup_base_dim", "log_every",
-                     "keep_last", "ddp_timeout_seconds"):
+        for name in (
+            "tokens_per_batch",
+            "accumulate",
+            "pack_buffer",
+            "mup_base_dim",
+            "log_every",
+            "keep_last",
+            "ddp_timeout_seconds",
+        ):
             _at_least(self, name, 1)
-        for name in ("max_train_steps", "lr_schedule_steps", "val_interval_steps", "save_every",
-                     "threads", "val_tokens"):
+        for name in (
+            "max_train_steps",
+            "lr_schedule_steps",
+            "val_interval_steps",
+            "save_every",
+            "threads",
+            "val_tokens",
+        ):
             _at_least(self, name, 0)
         for name in ("muon_lr", "adamw_lr", "router_lr", "weight_decay", "router_aux_loss_coef"):
             _at_least(self, name, 0)

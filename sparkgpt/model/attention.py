@@ -1,0 +1,49 @@
+"""Grouped-query attention with per-head q/k RMSNorm and RoPE.
+
+Shapes: T packed positions, D model width, N query heads, K key/value heads, H head dimension,
+S = segments + 1.
+"""
+
+from torch import Tensor, nn
+
+from sparkgpt.config import ModelConfig
+from sparkgpt.model.linear import Linear, RMSNorm
+from sparkgpt.ops.attention import varlen_attention
+from sparkgpt.ops.rope import apply_rope
+
+
+class Attention(nn.Module):
+    """Qwen3's attention; q, k and v come from one fused matrix with rows in that order."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.heads = (config.attention_heads, config.kv_heads, config.kv_heads)
+        self.head_dim = config.head_dim
+        self.qkv = Linear(config.model_dim, sum(self.heads) * config.head_dim)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.o = Linear(config.attention_heads * config.head_dim, config.model_dim)
+
+    def project(
+        self, x_TD: Tensor, cos_TH: Tensor, sin_TH: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Normed, rotated queries (T, N, H) and keys (T, K, H), and values (T, K, H)."""
+        qkv_TAH = self.qkv(x_TD).view(x_TD.shape[0], sum(self.heads), self.head_dim)
+        q_TNH, k_TKH, v_TKH = qkv_TAH.split(self.heads, dim=1)
+        q_TNH = apply_rope(self.q_norm(q_TNH), cos_TH, sin_TH)
+        k_TKH = apply_rope(self.k_norm(k_TKH), cos_TH, sin_TH)
+        return q_TNH, k_TKH, v_TKH
+
+    def forward(
+        self,
+        x_TD: Tensor,
+        cos_TH: Tensor,
+        sin_TH: Tensor,
+        cu_seqlens_S: Tensor,
+        max_seqlen: int,
+        backend: str,
+    ) -> Tensor:
+        """(T, D) -> (T, D); see `varlen_attention` for the last three."""
+        qkv = self.project(x_TD, cos_TH, sin_TH)
+        out_TNH = varlen_attention(*qkv, cu_seqlens_S, max_seqlen, backend)
+        return self.o(out_TNH.flatten(1))

@@ -1,0 +1,28 @@
+"""The dense SwiGLU MLP.
+
+Shapes: T packed positions, D model width, F hidden width.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparkgpt.config import ModelConfig
+from sparkgpt.model.linear import Linear
+
+
+def swiglu(gate_up_T2F: Tensor) -> Tensor:
+    """silu(gate) * up: fused (..., 2F), gate first -> (..., F). Shazeer 2020 (arXiv:2002.05202)."""
+    gate_TF, up_TF = gate_up_T2F.chunk(2, dim=-1)
+    return F.silu(gate_TF) * up_TF
+
+
+class MLP(nn.Module):
+    """down(silu(gate) * up), gate and up in one matrix, gate's rows first."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.gate_up = Linear(config.model_dim, 2 * config.intermediate_size)
+        self.down = Linear(config.intermediate_size, config.model_dim)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.down(swiglu(self.gate_up(x_TD)))

@@ -1,0 +1,73 @@
+"""Muon for the matrices and AdamW for the rest, as one optimizer."""
+
+import torch
+from torch import Tensor
+
+from sparkgpt.config import TrainConfig
+from sparkgpt.model.transformer import Transformer
+from sparkgpt.optim.groups import Group, parameter_groups
+from sparkgpt.optim.muon import Muon
+
+BETAS = (0.9, 0.999)
+EPS = 1e-8
+
+
+class HybridOptimizer:
+    """Steps every parameter of a model once, each by its group's rule.
+
+    State is a flat mapping of tensors named `<parameter>/<entry>`, so that checkpoints are plain
+    safetensors and a state that doesn't fit the model is noticed by name.
+    """
+
+    def __init__(self, model: Transformer, train: TrainConfig):
+        groups = parameter_groups(model, train)
+        self.names = {p: n for g in groups for n, p in zip(g.names, g.parameters, strict=True)}
+        self.optimizers: list[torch.optim.Optimizer] = []
+        muon = [g for g in groups if g.optimizer == "muon"]
+        adamw = [g for g in groups if g.optimizer == "adamw"]
+        if muon:
+            self.optimizers.append(Muon(_torch_groups(muon), train.muon_lr, train.muon_momentum))
+        self.optimizers.append(
+            torch.optim.AdamW(_torch_groups(adamw), betas=BETAS, eps=EPS, foreach=True)
+        )
+
+    def step(self, factor: float) -> None:
+        """One update with every peak rate multiplied by `factor`; gradients are then dropped."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak_lr"] * factor
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """`{parameter}/{entry}` -> tensor, for momentum, exp_avg, exp_avg_sq and step."""
+        return {
+            f"{self.names[parameter]}/{entry}": value
+            for optimizer in self.optimizers
+            for parameter, state in optimizer.state.items()
+            for entry, value in state.items()
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore what `state_dict` gave; dtypes and bits stay as saved."""
+        by_name = {name: parameter for parameter, name in self.names.items()}
+        owner = {
+            parameter: optimizer
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        for key, value in state.items():
+            name, entry = key.rsplit("/", 1)
+            parameter = by_name[name]
+            # AdamW keeps its step count on the host, where the update reads it without a sync.
+            device = "cpu" if entry == "step" else parameter.device
+            owner[parameter].state[parameter][entry] = value.to(device)
+
+
+def _torch_groups(groups: list[Group]) -> list[dict]:
+    """torch's parameter groups; `peak_lr` keeps the rate that the schedule scales."""
+    return [
+        {"params": g.parameters, "lr": g.lr, "peak_lr": g.lr, "weight_decay": g.weight_decay}
+        for g in groups
+    ]
