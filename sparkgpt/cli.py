@@ -1,0 +1,84 @@
+"""The command line: chooses a subcommand, imports it only then, and turns errors into one line.
+
+No number lives here, so that an edit to this file makes no result stale.
+"""
+
+import difflib
+import importlib
+import os
+import sys
+
+from sparkgpt import __version__
+from sparkgpt.errors import UserError
+
+# Subcommand -> (module whose main(argv) it is, what it does).
+COMMANDS = {
+    "fetch": ("sparkgpt.data.sources", "download a pinned source and verify it"),
+    "prepare": ("sparkgpt.data.prepare", "raw source to training and held-out documents"),
+    "cache": ("sparkgpt.data.cache", "documents to memory-mapped bytes, or their statistics"),
+    "autotune": ("sparkgpt.autotune", "choose the fastest kernels of this machine"),
+    "train": ("sparkgpt.train.__main__", "train a model"),
+    "eval": ("sparkgpt.evaluate", "loss of a run or an export on whole documents"),
+    "generate": ("sparkgpt.generate", "continue a text"),
+    "export": ("sparkgpt.export.hf", "a run as a stock Hugging Face directory"),
+    "check-export": ("sparkgpt.export.check", "load an export elsewhere and compare it with ours"),
+    "compare": ("sparkgpt.report.compare", "matched runs, paired by seed"),
+    "tables": ("sparkgpt.report.tables", "render tables from records, or keep the README's"),
+    "plots": ("sparkgpt.report.plots", "draw plots from records"),
+    "archive": ("sparkgpt.report.archive", "publish records, tables and plots as a version"),
+    "reproduced": ("sparkgpt.report.reproduced", "published against reproduced, row by row"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one subcommand; returns the exit code and prints any error as one line on stderr."""
+    argv = sys.argv[1:] if argv is None else argv
+    debug = "--debug" in argv
+    try:
+        code = _run([word for word in argv if word != "--debug"])
+        sys.stdout.flush()  # here, where a reader that has left can still be handled
+        return code
+    except BrokenPipeError:
+        # The reader has left; a second failure while flushing at exit would print a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (UserError, OSError, KeyboardInterrupt) as error:
+        if debug:
+            raise
+        message, code = _explain(error)
+        print(f"sparkgpt: error: {message}", file=sys.stderr)
+        return code
+
+
+def usage() -> str:
+    """The text of `sparkgpt --help`."""
+    lines = ["usage: sparkgpt [--version] [--debug] COMMAND ...", "", "commands:"]
+    lines += [f"  {name:13} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += ["", "`sparkgpt COMMAND --help` tells its flags; --debug shows tracebacks."]
+    return "\n".join(lines)
+
+
+def _run(argv: list[str]) -> int:
+    command = argv[0] if argv else "--help"
+    if command in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if command == "--version":
+        print(f"sparkgpt {__version__}")
+        return 0
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, 1)
+        advice = f"did you mean {near[0]}?" if near else "see `sparkgpt --help`"
+        raise UserError(f"there is no command {command!r}; {advice}")
+    return importlib.import_module(COMMANDS[command][0]).main(argv[1:]) or 0
+
+
+def _explain(error: BaseException) -> tuple[str, int]:
+    """One line and the exit code of an error that a user can cause."""
+    if isinstance(error, UserError):
+        return " ".join(str(error).split("\n")), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", 130
+    place = f"{error.filename}: " if error.filename else ""
+    reason = error.strerror or str(error)
+    return f"{place}{reason}; free space or choose another place, --debug tells where", 1
