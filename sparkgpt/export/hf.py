@@ -17,7 +17,7 @@ from sparkgpt.errors import UserError
 from sparkgpt.export.hf_config import from_hf_config, generation_config, to_hf_config
 from sparkgpt.export.layout import join, split
 from sparkgpt.export.tokenizer import tokenizer_config, tokenizer_json
-from sparkgpt.files import read_json, replacing_directory, sha256_file, write_json
+from sparkgpt.files import read_json, replacing, replacing_directory, sha256_file, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,8 @@ def _write_weights(
         tensors = {
             part: parts[part].detach().to("cpu", to, copy=True).contiguous() for part in shard
         }
-        save_file(tensors, folder / name, metadata={**metadata, "format": "pt"})
+        with replacing(folder / name) as temporary:  # save_file alone makes the file private
+            save_file(tensors, temporary, metadata={**metadata, "format": "pt"})
 
 
 def _shards(parts: dict[str, Tensor], limit: int) -> list[list[str]]:
