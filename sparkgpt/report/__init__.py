@@ -1,1 +1,1 @@
-"""Records to statistics, tables, plots and README; reads JSON, never imports torch."""
+"""From run records to statistics, tables, plots and a release. Reads JSON, never imports torch."""
