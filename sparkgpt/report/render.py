@@ -99,6 +99,9 @@ def environment(report: Report) -> dict[str, list[str]]:
             values = found.setdefault(name, [])
             if value not in values:
                 values.append(value)
+    if report.runs:
+        minutes = sum(run.summary.wall_seconds for run in report.runs) / 60
+        found[f"training time of {len(report.runs)} runs"] = [f"{minutes:.1f} minutes"]
     return found
 
 

@@ -54,6 +54,7 @@ def test_all_tables_and_their_json(records, rows):
     assert f"{row} dense lower |" in text
     assert "| transformers 1.2.3 | 2.5e-05 | equal | 40 | 2.3100 | 1.0e-06 | passed |" in text
     assert "| libraries | python 3.11.9, torch 2.13.0 |" in text
+    assert "| training time of 6 runs | 7.0 minutes |" in text
     with open("tables.json") as file:
         values = json.load(file)
     assert [model["row"] for model in values["models"]] == ["dense", "moe", "adamw", "large"]
