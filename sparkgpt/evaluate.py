@@ -93,19 +93,19 @@ def main(argv: list[str]) -> int:
 
 
 def _windows(cache: Any, window: int, args: argparse.Namespace, longest: int) -> list[Window]:
-    """The leading documents of `cache`, whole. UserError when one is too long, or there is none."""
-    from sparkgpt.data.cache import check_lengths
-    from sparkgpt.data.stream import validation_windows
+    """The leading documents of `cache`, whole. UserError when one is too long, or none fits."""
+    from sparkgpt.data.stream import check_lengths, validation_windows
 
     check_lengths(
         cache, {"--tokens-per-batch": window, "the model's max_position_embeddings": longest}
     )
-    windows = validation_windows(cache, window, args.tokens or sys.maxsize)
-    if not windows:
+    first = int(cache.lengths[0]) + 1
+    if 0 < args.tokens < first:
         raise UserError(
-            f"{args.data} has no document within --tokens {args.tokens}; raise it, or add documents"
+            f"--tokens {args.tokens} holds not even the first document of {args.data} "
+            f"({first} targets); raise it"
         )
-    return windows
+    return validation_windows(cache, window, args.tokens or sys.maxsize)
 
 
 def _shown(windows: list[Window]) -> Iterator[Window]:

@@ -170,6 +170,8 @@ def stream_text(values: Iterable[int]) -> Iterator[str]:
 def main(argv: list[str]) -> int:
     """`sparkgpt generate`."""
     args = _parser().parse_args(argv)
+    if args.max_bytes < 0:
+        raise UserError(f"--max-bytes {args.max_bytes}: must be at least 0")
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
     prompt = _prompt(args)
     from sparkgpt.export.load import load_model

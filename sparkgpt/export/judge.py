@@ -116,7 +116,8 @@ def _require(library: str, python: str) -> None:
 
 def _ours(directory: Path, run: Path) -> Transformer:
     """The run's model in float32, its weights rounded to the dtype that the directory holds."""
-    stored = getattr(torch, read_json(directory / "config.json").get("dtype", "float32"))
+    values = read_json(directory / "config.json")
+    stored = getattr(torch, values.get("dtype") or values.get("torch_dtype") or "float32")
     config, state = read_run(run)
     state = {name: value.to(stored) for name, value in state.items()}
     return build_model(config, state, torch.device("cpu"))

@@ -9,18 +9,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import sparkgpt
 from sparkgpt.errors import UserError
-from sparkgpt.export.questions import Questions
-from sparkgpt.progress import progress
-
-Answer = tuple[dict[str, Any], list[np.ndarray]]
+from sparkgpt.export.questions import Answer, Questions
 
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -33,15 +28,17 @@ OFFLINE = {
 def ask(library: str, directory: Path, folder: Path, questions: Questions, python: str) -> Answer:
     """Have `library`, under the interpreter `python`, answer about a stock directory.
 
+    `folder` is an empty one, for the files.
     Returns the answer's fields (with "error" when the library raised) and one float32
     (positions, 259) array of logits a document. UserError when the process itself failed.
     """
     questions.write(folder)
-    source = str(Path(sparkgpt.__file__).parents[1])
-    paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
+    # This package alone on the path: its parent may hold the libraries of *this* interpreter.
+    (folder / "sparkgpt").symlink_to(Path(sparkgpt.__file__).parent)
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | OFFLINE | {"PYTHONPATH": os.pathsep.join(paths)}
-    module = f"sparkgpt.export.probe_{library}"
-    command = [python, "-m", module, str(directory.resolve()), str(folder)]
+    arguments = [library, str(directory.resolve()), str(folder)]
+    command = [python, "-m", "sparkgpt.export.probe", *arguments]
     try:
         # Our stdout is for the result alone: what a library prints goes to stderr.
         process = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=2)
@@ -49,8 +46,8 @@ def ask(library: str, directory: Path, folder: Path, questions: Questions, pytho
         raise UserError(f"cannot run {python}: {error.strerror}; see --python") from error
     if process.returncode:
         raise UserError(
-            f"asking {library} failed: `{python} -m {module}` ended with status "
-            f"{process.returncode}; its own message is above",
+            f"asking {library} under {python} ended with status {process.returncode}; "
+            "its own message is above",
             exit_code=1,
         )
     fields = json.loads((folder / "answer.json").read_text())
@@ -58,21 +55,20 @@ def ask(library: str, directory: Path, folder: Path, questions: Questions, pytho
     return fields, [arrays[name] for name in arrays.files]
 
 
-def run(version: str, answer: Callable[[str, Questions], Answer]) -> None:
-    """The other side of `ask`: answer the questions in the folder that the command line names."""
-    directory, folder = sys.argv[1], Path(sys.argv[2])
+def main() -> None:
+    """The other side of `ask`: `python -m sparkgpt.export.probe LIBRARY DIR FOLDER`."""
+    library, directory, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    if library == "mlx":
+        from sparkgpt.export.probe_mlx import VERSION, answer
+    else:
+        from sparkgpt.export.probe_transformers import VERSION, answer
     try:
         fields, logits = answer(directory, Questions.read(folder))
     except Exception as error:  # whatever a library raises on a directory is a finding about it
         fields, logits = {"error": f"{type(error).__name__}: {error}"}, []
     np.savez(folder / "logits.npz", *logits)
-    (folder / "answer.json").write_text(json.dumps({"version": version, **fields}))
+    (folder / "answer.json").write_text(json.dumps({"version": VERSION, **fields}))
 
 
-def shown(documents: Sequence[bytes], library: str) -> Iterator[bytes]:
-    """The documents one by one, with progress on stderr."""
-    if documents:
-        with progress(f"{library}: held-out documents", len(documents)) as bar:
-            for document in documents:
-                yield document
-                bar.advance()
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""`python -m sparkgpt.export.probe_mlx DIR FOLDER`: mlx_lm answers the questions."""
+"""mlx_lm answers the questions; imported in the process of `probe.py` alone."""
 
 import re
 from typing import Any
@@ -8,13 +8,14 @@ import mlx.nn as nn
 import mlx_lm
 import numpy as np
 
-from sparkgpt.export.probe import Answer, run, shown
-from sparkgpt.export.questions import Questions, inputs_of, round_trips
+from sparkgpt.export.questions import Answer, Questions, inputs_of, round_trips, shown
 from sparkgpt.vocab import BOS, EOS, PAD
+
+VERSION = mlx_lm.__version__
 
 
 def answer(directory: str, questions: Questions) -> Answer:
-    """Load `directory` in float32 on the CPU and answer; see `check.py` for the fields."""
+    """Load `directory` in float32 on the CPU and answer; `judge.py` reads the fields."""
     mx.set_default_device(mx.cpu)
     try:
         model, tokenizer = mlx_lm.load(directory)
@@ -76,7 +77,3 @@ def _nats(model: Any, document: bytes) -> float:
     """The library's own loss function, summed over one document's targets."""
     targets = mx.array([*document, EOS])
     return nn.losses.cross_entropy(_logits(model, document), targets, reduction="sum").item()
-
-
-if __name__ == "__main__":
-    run(mlx_lm.__version__, answer)

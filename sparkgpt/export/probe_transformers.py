@@ -1,4 +1,4 @@
-"""`python -m sparkgpt.export.probe_transformers DIR FOLDER`: transformers answers the questions."""
+"""transformers answers the questions; imported in the process of `probe.py` alone."""
 
 from typing import Any
 
@@ -6,13 +6,14 @@ import torch
 import transformers
 from torch import Tensor
 
-from sparkgpt.export.probe import Answer, run, shown
-from sparkgpt.export.questions import Questions, inputs_of, round_trips
+from sparkgpt.export.questions import Answer, Questions, inputs_of, round_trips, shown
 from sparkgpt.vocab import BOS, EOS, PAD
+
+VERSION = transformers.__version__
 
 
 def answer(directory: str, questions: Questions) -> Answer:
-    """Load `directory` in float32 on the CPU and answer; see `check.py` for the fields."""
+    """Load `directory` in float32 on the CPU and answer; `judge.py` reads the fields."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     model, loading = transformers.AutoModelForCausalLM.from_pretrained(
@@ -71,7 +72,3 @@ def _key_name(key: Any) -> str:
 
 def _as_list(value: int | list[int]) -> list[int]:
     return value if isinstance(value, list) else [value]
-
-
-if __name__ == "__main__":
-    run(transformers.__version__, answer)

@@ -1,12 +1,14 @@
-"""What a library is asked about an exported directory."""
+"""What a library is asked about an exported directory. numpy and the standard library only."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from sparkgpt.progress import progress
 from sparkgpt.vocab import BOS
 
 NEW_BYTES = 48  # of each greedy continuation
@@ -20,6 +22,9 @@ TEXTS = (
     "Ends early<|eos|> begins again<|bos|> fills up<|pad|>\r\n\ttabs\x00NUL",
 )
 BROKEN = bytes(range(256)) + b"\xff\xc0\x80\xed\xa0\x80\xf4\x90\x80\x80\xe2\x82cut\xf0\x9f\x98"
+
+# A library's answer: named fields, and float32 logits (positions, 259) of each document.
+Answer = tuple[dict[str, Any], list[np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,15 @@ def make_questions(max_positions: int, held_out: Sequence[bytes] = ()) -> Questi
 def inputs_of(document: bytes) -> list[int]:
     """BOS b1 .. bn."""
     return [BOS, *document]
+
+
+def shown(documents: Sequence[bytes], library: str) -> Iterator[bytes]:
+    """The documents one by one, with progress on stderr."""
+    if documents:
+        with progress(f"{library}: held-out documents", len(documents)) as bar:
+            for document in documents:
+                yield document
+                bar.advance()
 
 
 def round_trips(
