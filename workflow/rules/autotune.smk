@@ -1,0 +1,15 @@
+# The fastest kernels of this machine, as a record; on a CPU only among bit-identical ones.
+
+
+rule autotune:
+    output:
+        f"{RESULTS}/autotune.json",
+    log:
+        f"{RESULTS}/logs/autotune.log",
+    threads: workflow.cores
+    params:
+        code=code("autotune"),
+        env=ENVIRONMENT,
+        device=config["train"]["device"],
+    shell:
+        "python -m sparkgpt autotune --device {params.device} --out {output} > {log} 2>&1"

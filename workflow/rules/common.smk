@@ -1,0 +1,90 @@
+# Names and values that several rules share.
+
+from pipeline import MAIN, code, data_digests, environment, flag_text, work_folder
+
+RESULTS = profile.results
+ENVIRONMENT = environment()
+RECORD = ("config.json", "metrics.jsonl", "summary.json", "run.json")
+MANIFESTS = {
+    split: f"{RESULTS}/data/{split}.cache/manifest.json" for split in ("train", "val")
+}
+CACHED_BYTES = expand(
+    f"{RESULTS}/data/{{split}}.cache/{{file}}",
+    split=MANIFESTS,
+    file=["bytes.bin", "offsets.bin"],
+)
+SOURCES = {source["file"]: source for source in config["sources"].values()}
+PINS = {file: flag_text(source["flags"]) for file, source in SOURCES.items()}
+GROUP_OF = {group.records: group for group in profile.groups.values()}
+
+
+wildcard_constraints:
+    raw="|".join(SOURCES),
+    records="|".join(GROUP_OF),
+    run="|".join(profile.run_flags),
+    library="transformers|mlx",
+    plot="[a-z]+",
+
+
+def source_flags(wildcards, input):
+    """The fetched files as flags of `sparkgpt prepare`."""
+    return [
+        f"{flag} {path}" for flag, path in zip(("--source", "--val-source"), input.raw)
+    ]
+
+
+def made_manifests(wildcards):
+    """The caches' manifests, once they are made in this start: their content decides what is
+    stale after them, so that data rebuilt to the same bytes trains nothing anew."""
+    output = checkpoints.cache.get().output
+    return [output.train, output.val]
+
+
+def data_of(wildcards):
+    """Content digests of the training and held-out documents."""
+    return data_digests(made_manifests(wildcards))
+
+
+def work_of(wildcards):
+    """The work folder of a run's values: an interrupted run resumes there and nowhere else."""
+    return work_folder(
+        profile,
+        code=code("train"),
+        env=ENVIRONMENT,
+        config=profile.run_flags[wildcards.run],
+        data=data_of(wildcards),
+    )
+
+
+def records_of(records, files=RECORD):
+    """The records of all runs of a group."""
+    return expand(
+        f"{records}/runs/{{run}}/{{file}}", run=GROUP_OF[records].runs, file=files
+    )
+
+
+def checks_of(records):
+    """The results of the export checks; only the main group is exported."""
+    names = {"transformers": "check_hf.json", "mlx": "check_mlx.json"}
+    main = GROUP_OF[records].name == MAIN
+    return records_of(records, [names[x] for x in config["checks"]]) if main else []
+
+
+def comparison_of(records):
+    """The comparison of the main group, if the profile has pairs."""
+    return [f"{records}/compare.json"] if profile.pairs and records == RESULTS else []
+
+
+def results_of(name):
+    """Everything that a group of rows is run for."""
+    records = profile.groups[name].records
+    hf = records_of(records, ["hf"]) if checks_of(records) else []
+    plots = expand(f"{records}/plots/{{plot}}.svg", plot=config["plots"])
+    return (
+        records_of(records)
+        + hf
+        + checks_of(records)
+        + comparison_of(records)
+        + [f"{records}/tables.md"]
+        + plots
+    )

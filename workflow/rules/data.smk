@@ -1,0 +1,79 @@
+# fetch -> verify -> prepare -> cache
+
+
+rule fetch:
+    # No code here: the pinned sha256 fixes the bytes, so an edit must not download them again.
+    output:
+        f"{RESULTS}/raw/{{raw}}",
+    log:
+        f"{RESULTS}/logs/fetch-{{raw}}.log",
+    params:
+        name=lambda wildcards: SOURCES[wildcards.raw]["name"],
+        pin=lambda wildcards: PINS[wildcards.raw],
+        folder=subpath(output[0], parent=True),
+    shell:
+        "python -m sparkgpt fetch {params.name} --out {params.folder} {params.pin} > {log} 2>&1"
+
+
+rule verify:
+    input:
+        raw=f"{RESULTS}/raw/{{raw}}",
+    output:
+        f"{RESULTS}/raw/{{raw}}.verified.json",
+    log:
+        f"{RESULTS}/logs/verify-{{raw}}.log",
+    params:
+        code=code("fetch"),
+        name=lambda wildcards: SOURCES[wildcards.raw]["name"],
+        pin=lambda wildcards: PINS[wildcards.raw],
+        folder=subpath(input.raw, parent=True),
+    shell:
+        "python -m sparkgpt fetch {params.name} --out {params.folder} {params.pin}"
+        " --verify --json > {output} 2> {log}"
+
+
+rule prepare:
+    input:
+        raw=ancient(expand(f"{RESULTS}/raw/{{raw}}", raw=SOURCES)),
+        verified=ancient(expand(rules.verify.output, raw=SOURCES)),
+    output:
+        train=f"{RESULTS}/data/train.jsonl",
+        val=f"{RESULTS}/data/val.jsonl",
+        manifest=f"{RESULTS}/data/manifest.json",
+    log:
+        f"{RESULTS}/logs/prepare.log",
+    benchmark:
+        f"{RESULTS}/benchmarks/prepare.tsv"
+    params:
+        code=code("prepare"),
+        env=ENVIRONMENT,
+        pins=list(PINS.values()),
+        sources=source_flags,
+        config=flag_text(config["prepare"]),
+        folder=subpath(output.train, parent=True),
+    shell:
+        "python -m sparkgpt prepare {params.sources} {params.config} --out {params.folder}"
+        " > {log} 2>&1"
+
+
+checkpoint cache:
+    # One job for both: after two, Snakemake would decide on the runs while one is still missing.
+    input:
+        train=rules.prepare.output.train,
+        val=rules.prepare.output.val,
+    output:
+        train=MANIFESTS["train"],
+        val=MANIFESTS["val"],
+        content=CACHED_BYTES,
+    log:
+        f"{RESULTS}/logs/cache.log",
+    benchmark:
+        f"{RESULTS}/benchmarks/cache.tsv"
+    params:
+        code=code("cache"),
+        env=ENVIRONMENT,
+        train=subpath(output.train, parent=True),
+        val=subpath(output.val, parent=True),
+    shell:
+        "(python -m sparkgpt cache {input.train} --out {params.train}"
+        " && python -m sparkgpt cache {input.val} --out {params.val}) > {log} 2>&1"

@@ -1,0 +1,38 @@
+# Tables and plots from the records of a group; each plot is a job of its own.
+
+
+rule tables:
+    input:
+        records=lambda wildcards: records_of(wildcards.records),
+        checks=lambda wildcards: checks_of(wildcards.records),
+        comparison=lambda wildcards: comparison_of(wildcards.records),
+        rows=lambda wildcards: GROUP_OF[wildcards.records].table,
+    output:
+        markdown="{records}/tables.md",
+        json="{records}/tables.json",
+    log:
+        "{records}/logs/tables.log",
+    params:
+        code=code("tables"),
+        env=ENVIRONMENT,
+    shell:
+        "python -m sparkgpt tables --records {wildcards.records} --rows {input.rows}"
+        " --out {output.markdown} --json-out {output.json} > {log} 2>&1"
+
+
+rule plot:
+    input:
+        records=lambda wildcards: records_of(wildcards.records),
+        comparison=lambda wildcards: comparison_of(wildcards.records),
+        rows=lambda wildcards: GROUP_OF[wildcards.records].table,
+    output:
+        "{records}/plots/{plot}.svg",
+    log:
+        "{records}/logs/plot-{plot}.log",
+    params:
+        code=code("plots"),
+        env=ENVIRONMENT,
+        folder=subpath(output[0], parent=True),
+    shell:
+        "python -m sparkgpt plots --records {wildcards.records} --rows {input.rows}"
+        " --only {wildcards.plot} --out {params.folder} > {log} 2>&1"

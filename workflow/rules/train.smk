@@ -1,0 +1,35 @@
+# One job a run; it appears whole, and its checkpoints lie in a work folder of its own.
+
+
+rule train:
+    input:
+        train=ancient(MANIFESTS["train"]),
+        val=ancient(MANIFESTS["val"]),
+        content=ancient(CACHED_BYTES),
+        made=ancient(made_manifests),
+        autotune=ancient(rules.autotune.output),
+    output:
+        multiext("{records}/runs/{run}/", *RECORD, "model_final.safetensors"),
+    log:
+        "{records}/logs/train-{run}.log",
+    benchmark:
+        "{records}/benchmarks/train-{run}.tsv"
+    retries: 2
+    threads: workflow.cores  # all of them, so that its speed is measured alone
+    resources:
+        attempt=lambda wildcards, attempt: attempt,
+    params:
+        code=code("train"),
+        env=ENVIRONMENT,
+        data=data_of,
+        config=lambda wildcards: profile.run_flags[wildcards.run],
+        work=work_of,
+        train=subpath(input.train, parent=True),
+        val=subpath(input.val, parent=True),
+        folder=subpath(output[0], parent=True),
+    shell:
+        "python -m sparkgpt.train {params.config} --run-name {wildcards.run}"
+        " --train-path {params.train} --val-path {params.val} --autotune {input.autotune}"
+        " --threads {threads} --out-dir {params.work}-t{threads} --publish {params.folder}"
+        " --resume --save-final --no-hf-export"
+        " --expect-code {params.code} --attempt {resources.attempt} 2>&1 | tee -i {log}"
