@@ -1,0 +1,86 @@
+# `make reproduce` and `make test` work in a fresh clone, given Python 3.11 to 3.13 and make.
+#
+#   PYTHON=python3.12   interpreter of the environment (default: python3)
+#   TORCH=cu130         torch for CUDA 13 instead of the CPU (default: cpu)
+#   PROFILE=smoke       another profile of workflow/config (default: cpu)
+#   CORES=2             cores for Snakemake (default: all)
+
+PYTHON  ?= python3
+TORCH   ?= cpu
+PROFILE ?= cpu
+CORES   ?= all
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: help reproduce test lint smoke env env-test lock clean-work
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
+INDEX  := https://download.pytorch.org/whl/$(TORCH)
+# Stamps carry the content of the pins in their name, so that a second call installs nothing.
+key     = $(shell cat $(1) | cksum | cut -d' ' -f1)
+BASE   := $(VENV)/.installed-$(TORCH)-$(call key,requirements/base.lock.txt requirements/torch.txt)
+TEST   := $(VENV)/.tests-$(call key,requirements/test.lock.txt)
+TF4    := $(VENV)/.tf4-$(call key,requirements/tf4.lock.txt)
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -6
+
+reproduce: $(BASE)  ## the profile's tables, then published against reproduced
+	$(BIN)/snakemake --cores $(CORES) --config profile=$(PROFILE)
+	@cat results/$(PROFILE)/tables.md
+	$(BIN)/sparkgpt reproduced --results results --reproduced results/$(PROFILE)
+
+smoke:  ## the whole pipeline in two minutes
+	$(MAKE) reproduce PROFILE=smoke
+
+test: $(TEST) $(TF4)
+	SPARKGPT_TF4_PYTHON=$(CURDIR)/$(VENV)/tf4/bin/python $(BIN)/python -m pytest
+
+lint: $(TEST)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile workflow
+	$(BIN)/snakemake --lint
+
+env: $(BASE)
+
+env-test: $(TEST) $(TF4)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "sparkgpt: error: $(PYTHON) is not Python 3.11, 3.12 or 3.13; name one: make PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch comes last and from its own index; everything it needs is then there already, so that an
+# index that can't be reached costs a second and no CUDA package is taken for a CPU.
+$(BASE): | $(BIN)/python
+	@echo "installing into $(VENV): a few minutes the first time, nothing later"
+	$(PIP) install --requirement requirements/base.lock.txt
+	$(PIP) --retries 1 --timeout 15 install --extra-index-url $(INDEX) --requirement requirements/torch.txt
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(TEST): $(BASE)
+	$(PIP) install --requirement requirements/test.lock.txt
+	touch $@
+
+# An environment that sees this one's packages, torch among them, behind its own older ones.
+$(TF4): $(TEST)
+	$(BIN)/python -m venv --without-pip --clear $(VENV)/tf4
+	echo $(CURDIR)/$$(echo $(VENV)/lib/python3.*/site-packages) > $$(echo $(VENV)/tf4/lib/python3.*/site-packages)/base.pth
+	$(PIP) --python $(VENV)/tf4/bin/python install --no-deps --requirement requirements/tf4.lock.txt
+	touch $@
+
+lock:  ## new pins, from requirements/*.in
+	$(BIN)/python -m pip install --quiet uv
+	cd requirements && for name in base test tf4; do \
+	  if [ $$name = test ]; then cp base.lock.txt test.lock.txt; fi; \
+	  UV_CUSTOM_COMPILE_COMMAND="make lock" ../$(BIN)/uv pip compile --quiet --universal \
+	    --python-version 3.11 --generate-hashes --no-annotate $$name.in --output-file $$name.lock.txt; \
+	done
+
+clean-work:  ## checkpoints of all profiles; records stay
+	rm -rf results/*/work
