@@ -25,9 +25,7 @@ except UserError as error:
 
 # The interpreter that runs Snakemake runs the rules, without being part of their text: moving the
 # environment makes nothing stale.
-shell.prefix(
-    f"set -euo pipefail; PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH; "
-)
+shell.prefix(f"set -euo pipefail; PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH; ")
 
 
 container: config["image"]

@@ -5,9 +5,7 @@ from pipeline import MAIN, code, data_digests, environment, flag_text, work_fold
 RESULTS = profile.results
 ENVIRONMENT = environment()
 RECORD = ("config.json", "metrics.jsonl", "summary.json", "run.json")
-MANIFESTS = {
-    split: f"{RESULTS}/data/{split}.cache/manifest.json" for split in ("train", "val")
-}
+MANIFESTS = {split: f"{RESULTS}/data/{split}.cache/manifest.json" for split in ("train", "val")}
 CACHED_BYTES = expand(
     f"{RESULTS}/data/{{split}}.cache/{{file}}",
     split=MANIFESTS,
@@ -28,9 +26,7 @@ wildcard_constraints:
 
 def source_flags(wildcards, input):
     """The fetched files as flags of `sparkgpt prepare`."""
-    return [
-        f"{flag} {path}" for flag, path in zip(("--source", "--val-source"), input.raw)
-    ]
+    return [f"{flag} {path}" for flag, path in zip(("--source", "--val-source"), input.raw)]
 
 
 def made_manifests(wildcards):
@@ -58,9 +54,7 @@ def work_of(wildcards):
 
 def records_of(records, files=RECORD):
     """The records of all runs of a group."""
-    return expand(
-        f"{records}/runs/{{run}}/{{file}}", run=GROUP_OF[records].runs, file=files
-    )
+    return expand(f"{records}/runs/{{run}}/{{file}}", run=GROUP_OF[records].runs, file=files)
 
 
 def checks_of(records):
