@@ -6,6 +6,7 @@ and the trainer before it imports torch.
 """
 
 import ast
+import functools
 import hashlib
 import json
 import math
@@ -77,13 +78,10 @@ def imports_of(name: str, root: Path = ROOT) -> set[str]:
     path = module_path(name, root)
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found = {name}
-    for node in _runtime_nodes(ast.parse(path.read_bytes(), str(path))):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join(filter(None, (_base(package, node.level), node.module)))
-            found.add(base)
-            found.update(f"{base}.{alias.name}" for alias in node.names)
+    for level, module, names in _import_statements(path.read_bytes()):
+        base = ".".join(filter(None, (_base(package, level), module)))
+        found.add(base)
+        found.update(f"{base}.{imported}" for imported in names)
     names = {parent for item in found for parent in _with_parents(item)}
     return {item for item in names if _is_module(item, root)} - {name}
 
@@ -110,8 +108,6 @@ def canonical(params: Mapping[str, object]) -> dict[str, str]:
     them. TypeError for anything else: it would not be written alike in each process.
     """
     for name, value in params.items():
-        if type(name) is not str:
-            raise TypeError(f"parameter name {name!r} is not a string")
         _check_stable(name, value)
     return {
         name: value if isinstance(value, str) else json.dumps(value, sort_keys=True)
@@ -134,10 +130,24 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+@functools.cache
+def _import_statements(source: bytes) -> tuple[tuple[int, str | None, tuple[str, ...]], ...]:
+    """(leading dots, module, names imported from it) of each import statement of a source."""
+    found = []
+    for node in _runtime_nodes(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(0, alias.name, ()) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append((node.level, node.module, tuple(alias.name for alias in node.names)))
+    return tuple(found)
+
+
 def _runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes below `node`, without what only a type checker reads."""
+    """All statements below `node`, without what only a type checker reads."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if isinstance(child, ast.expr):
             continue
         yield child
         yield from _runtime_nodes(child)
@@ -164,13 +174,16 @@ def _is_module(name: str, root: Path) -> bool:
     return True
 
 
-def _check_stable(name: str, value: object) -> None:
+def _check_stable(name: object, value: object) -> None:
     kind = type(value)
+    if type(name) is not str:
+        raise TypeError(f"parameter name {name!r} is not a string")
     if kind in (list, tuple):
         for item in value:
             _check_stable(name, item)
     elif kind is dict:
-        canonical(value)
+        for key, item in value.items():
+            _check_stable(f"{name}.{key}" if type(key) is str else key, item)
     elif kind not in (type(None), bool, int, float, str):
         raise TypeError(f"parameter {name}: {kind.__name__} has no stable text")
     elif kind is float and not math.isfinite(value):
