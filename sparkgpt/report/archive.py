@@ -128,7 +128,7 @@ def _copy_main(records: Path, runs: list[Run], folder: Path, rows: str | None) -
 
 
 def _copy_extra(source: Path, folder: Path) -> None:
-    """Further records, such as a sweep: runs, and the small texts at the top of the folder."""
+    """Further records, such as a sweep: its runs, tables and plots."""
     if not source.is_dir():
         raise UserError(f"--extra: {source} is not a folder")
     for run in load_runs(source):

@@ -118,6 +118,14 @@ def _loss(folder: Path, link: str) -> str:
     return f"![Training and held-out loss over tokens]({link}plots/loss.svg)"
 
 
+def _sweep(folder: Path, link: str) -> str:
+    """The runs that a setting was chosen by."""
+    report = _report(folder / "extra" / "sweep")
+    if not report.rows:
+        return f"Sweep: {cells.NOT_MEASURED}."
+    return render.models_table(report, f"{link}extra/sweep/")
+
+
 def _planned(folder: Path, link: str) -> str:
     """Tables of the further profiles that the version lists, measured or not."""
     tables = [
@@ -126,6 +134,7 @@ def _planned(folder: Path, link: str) -> str:
             render.load_report(rows.parent, rows), f"{link}extra/{rows.parent.name}/"
         )
         for rows in sorted(folder.glob("extra/*/rows.tsv"))
+        if rows.parent.name != "sweep"
     ]
     return "\n\n".join(tables) or f"Rows that need a GPU: {cells.NOT_MEASURED}."
 
@@ -140,6 +149,7 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "matched": _matched,
     "exports": _exports,
     "environment": _environment,
+    "sweep": _sweep,
     "planned": _planned,
     "loss": _loss,
     "summary": _summary,

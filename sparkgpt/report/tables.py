@@ -13,7 +13,7 @@ from sparkgpt.errors import UserError
 from sparkgpt.files import write_json, write_text
 from sparkgpt.report import cells, readme, render
 
-README_BLOCKS = ("models", "matched", "exports", "environment", "planned", "loss")
+README_BLOCKS = ("models", "matched", "exports", "sweep", "environment", "planned", "loss")
 
 
 def main(argv: list[str]) -> int:

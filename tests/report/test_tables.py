@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from synthetic import edit
+from synthetic import edit, write_run
 
 from sparkgpt.errors import UserError
 from sparkgpt.report import archive, compare, plots, readme, tables
@@ -33,13 +33,13 @@ def render(records, rows, *more):
     return out.read_text()
 
 
-def publish(records, version, rows=None):
+def publish(records, version, rows=None, *more):
     compare.main(["--records", str(records), "--pair", "dense:adamw"]
                  + ["--out", str(records / "compare.json")])  # fmt: skip
     tables.main(["--records", str(records), "--out", str(records / "tables.md")])
     plots.main(["--records", str(records), "--out", str(records / "plots"), "--only", "lr"])
     planned = ["--planned", f"gb10={rows}"] if rows else []
-    archive.main([version, "--records", str(records), "--out", "results", *planned])
+    archive.main([version, "--records", str(records), "--out", "results", *planned, *more])
 
 
 def test_golden_models(records, rows):
@@ -83,7 +83,9 @@ def test_links_lead_from_the_document_to_the_records(records, rows, tmp_path):
 def test_before_the_first_version(records, tmp_path):
     (tmp_path / "README.md").write_text(README)
     assert tables.main(["--write"]) == 0
-    assert (tmp_path / "README.md").read_text().count(readme.UNPUBLISHED) == 6
+    assert (tmp_path / "README.md").read_text().count(readme.UNPUBLISHED) == len(
+        tables.README_BLOCKS
+    )
     assert tables.main(["--check"]) == 0
 
 
@@ -106,6 +108,21 @@ def test_written_blocks_are_clean_and_a_changed_digit_is_drift(records, rows, tm
     assert "-| dense | 1,234,567" in shown and "+| dense | 1,234,567" in shown
     tables.main(["--write"])
     assert document.read_text() == text
+
+
+def test_a_sweep_has_a_table_of_its_own(records, rows, tmp_path):
+    sweep = tmp_path / "sweep"
+    write_run(sweep, "adamw-lr0.001", 0, 2.5)
+    table = tmp_path / "sweep.tsv"
+    table.write_text("row\tlabel\nadamw-lr0.001\trate 0.001\nadamw-lr0.002\trate 0.002\n")
+    publish(records, "v0.1.0", rows, "--extra", f"sweep={sweep}", "--planned", f"sweep={table}")
+    document = tmp_path / "README.md"
+    document.write_text(README)
+    tables.main(["--write"])
+    text = document.read_text()
+    link = "results/v0.1.0/extra/sweep/runs/adamw-lr0.001-s0/summary.json"
+    assert text.count(f"[s0]({link}) 2.5000") == text.count("| rate 0.002 | not measured |") == 1
+    assert "Profile `gb10`" in text and "Profile `sweep`" not in text
 
 
 def test_newest_version_counts_in_numbers(tmp_path):
