@@ -144,6 +144,7 @@ class TrainConfig:
     autotune: str = flag("", "record of `sparkgpt autotune` to take kernel choices from")
     ddp_timeout_seconds: int = flag(300, "how long a rank waits for the others")
     expect_code: str = flag("", "refuse to run unless the training code has this digest")
+    attempt: int = flag(1, "the pipeline's count; a later one won't repeat a run stopped by rule")
     publish: str = flag("", "folder that receives the final files once the run is complete")
     wandb: bool = flag(False, "log to Weights & Biases as well")
     wandb_project: str = flag("sparkgpt", "its project")
@@ -236,7 +237,7 @@ def parse_train(argv: list[str], prog: str = "sparkgpt train") -> tuple[ModelCon
 
 
 def from_values(config: type, values: dict[str, Any]) -> Any:
-    """Build a config dataclass from the entries of `values` that are its fields (JSON lists too)."""
+    """Build a config dataclass from those entries of `values` (parsed flags, JSON) that it has."""
     names = {item.name for item in dataclasses.fields(config)}
     chosen = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in names}
     return config(**chosen)

@@ -55,15 +55,13 @@ def evaluate(model: Transformer, windows: Iterable[Window]) -> dict[str, Any]:
 def _nats_sum(model: Transformer, window: Window) -> float:
     """Sum over the window's real targets; each in float32, added in float64."""
     import torch
-    import torch.nn.functional as F
 
-    device = next(model.parameters()).device
-    inputs = (window.tokens_T, window.positions_T, window.cu_seqlens_S, window.targets_T)
-    tokens_T, positions_T, cu_seqlens_S, targets_T = (x.to(device) for x in inputs)
+    from sparkgpt.loss import cross_entropy_sum
+
+    window = window.to(next(model.parameters()).device)
     with torch.no_grad():
-        logits_TV, _ = model(tokens_T, positions_T, cu_seqlens_S)
-        nats_T = F.cross_entropy(logits_TV, targets_T, reduction="none")
-    return nats_T.double().sum().item()
+        logits_TV, _ = model(window.tokens_T, window.positions_T, window.cu_seqlens_S)
+        return cross_entropy_sum(logits_TV, window.targets_T).item()
 
 
 def main(argv: list[str]) -> int:

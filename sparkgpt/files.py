@@ -28,7 +28,7 @@ def fsync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path | str) -> Path:
-    """Create `path` and its parents. UserError when a file stands in the way or it is not allowed."""
+    """Create `path` and its parents. UserError when a file is in the way or it isn't allowed."""
     path = Path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,9 @@ def read_json(path: Path | str) -> dict:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}); remove it and make it again") from error
+        raise UserError(
+            f"{path} is not valid JSON ({error}); remove it and make it again"
+        ) from error
 
 
 def _umask() -> int:

@@ -11,12 +11,14 @@ from sparkgpt.vocab import IGNORE_INDEX
 
 
 def cross_entropy_sum(logits_TV: Tensor, targets_T: Tensor) -> Tensor:
-    """Sum of nats over the real targets, float32 scalar; targets (T,) int64, -100 is ignored.
+    """Sum of nats over the real targets, float64 scalar; targets (T,) int64, -100 is ignored.
 
     A sum, because the denominator is the *global* batch's count: packing, accumulation and ranks
-    then agree, and a window of filler alone gives 0, not 0/0.
+    then agree, and a window of filler alone gives 0, not 0/0. Each target's nats are float32;
+    added in float32, a window of them would be off by 1e-6.
     """
-    return F.cross_entropy(logits_TV, targets_T, ignore_index=IGNORE_INDEX, reduction="sum")
+    nats_T = F.cross_entropy(logits_TV, targets_T, ignore_index=IGNORE_INDEX, reduction="none")
+    return nats_T.double().sum()
 
 
 def load_balance(prob_sums_LE: Tensor, counts_LE: Tensor, positions: int) -> Tensor:

@@ -43,7 +43,13 @@ def progress(label: str, total: int | None = None) -> Iterator[PlainProgress | B
         yield PlainProgress(label, total)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     columns = [
         TextColumn("{task.description}"),

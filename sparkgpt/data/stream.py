@@ -11,7 +11,7 @@ import math
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -42,6 +42,12 @@ class Window:
     doc_lengths: list[int]
     doc_ids: list[int]
     real_tokens: int
+
+    def to(self, device: torch.device) -> "Window":
+        """The same window with its tensors on `device`, copied without waiting."""
+        names = ("tokens_T", "targets_T", "positions_T", "cu_seqlens_S")
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
+        return replace(self, **moved)
 
 
 def make_window(cache: ByteCache, doc_ids: Sequence[int], window: int) -> Window:
@@ -103,11 +109,13 @@ class WindowStream:
 
     def window(self, index: int) -> Window:
         """Window `index` >= 0 of the whole stream."""
-        epoch = 0
-        while index >= self._first(epoch + 1):
-            epoch += 1
-        plan = self._plan(epoch)
-        return make_window(self.cache, plan.documents(index - self._first(epoch)), self.window_size)
+        plan, place = self._locate(index)
+        return make_window(self.cache, plan.documents(place), self.window_size)
+
+    def real_tokens(self, index: int) -> int:
+        """Real tokens of window `index`, from its plan alone."""
+        plan, place = self._locate(index)
+        return int(plan.real_tokens[place])
 
     def windows_for(self, target_tokens: float) -> int:
         """How many windows from the first one hold at least `target_tokens` real tokens."""
@@ -115,6 +123,13 @@ class WindowStream:
         epoch, rest = divmod(target - 1, int(self._positions.sum()))
         sums = np.cumsum(self._plan(epoch).real_tokens)
         return self._first(epoch) + int(np.searchsorted(sums, rest + 1)) + 1
+
+    def _locate(self, index: int) -> tuple[PackPlan, int]:
+        """The plan that holds window `index`, and its place there."""
+        epoch = 0
+        while index >= self._first(epoch + 1):
+            epoch += 1
+        return self._plan(epoch), index - self._first(epoch)
 
     def _first(self, epoch: int) -> int:
         """Global index of an epoch's first window; plans the epochs before it if need be."""

@@ -1,0 +1,123 @@
+"""What a run writes down while it goes on: metrics.jsonl, clocks, and optionally wandb."""
+
+import json
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from sparkgpt.config import TrainConfig
+from sparkgpt.errors import UserError
+from sparkgpt.files import write_text
+
+WANDB_FINISH_SECONDS = 60.0
+
+
+class TrainingClock:
+    """Seconds spent in training steps alone: validation and saves are outside its intervals."""
+
+    def __init__(self, seconds: float = 0.0):
+        self.seconds = seconds
+        self.started: float | None = None
+
+    def start(self) -> None:
+        self.started = time.perf_counter()
+
+    def stop(self) -> float:
+        """End the interval that `start` began; its length in seconds."""
+        assert self.started is not None
+        interval = time.perf_counter() - self.started
+        self.seconds += interval
+        self.started = None
+        return interval
+
+
+class Throughput:
+    """Rates over an interval of steps: positions, real tokens and FLOPs per training second."""
+
+    def __init__(self) -> None:
+        self.seconds = self.flops = 0.0
+        self.window_tokens = self.real_tokens = 0
+
+    def add(self, seconds: float, window_tokens: int, real_tokens: int, flops: float) -> None:
+        self.seconds += seconds
+        self.window_tokens += window_tokens
+        self.real_tokens += real_tokens
+        self.flops += flops
+
+    def rates(self) -> dict[str, float]:
+        """Window and real tokens/s, TFLOP/s, and utilisation = real / window."""
+        seconds = max(self.seconds, 1e-9)
+        return {
+            "window_tokens_per_second": self.window_tokens / seconds,
+            "real_tokens_per_second": self.real_tokens / seconds,
+            "tflops_per_second": self.flops / seconds / 1e12,
+            "utilization": self.real_tokens / max(self.window_tokens, 1),
+        }
+
+
+class MetricsFile:
+    """metrics.jsonl: one JSON object a line, each step and validation exactly once."""
+
+    def __init__(self, path: Path, wandb: "WandbRun | None" = None):
+        self.path, self.wandb = path, wandb
+        self.file = open(path, "a", encoding="utf-8")
+
+    def write(self, line: dict[str, object]) -> None:
+        self.file.write(json.dumps(line, allow_nan=True) + "\n")
+        self.file.flush()
+        if self.wandb is not None:
+            self.wandb.log(line)
+
+    def close(self) -> None:
+        self.file.close()
+        if self.wandb is not None:
+            self.wandb.finish()
+
+
+def read_metrics(path: Path) -> list[dict]:
+    """The complete lines of a metrics file; a torn last line (a crash in mid-write) is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+def cut_metrics(path: Path, step: int) -> None:
+    """Drop what a crashed attempt logged past `step`, so that the resumed run logs it once."""
+    kept = [line for line in read_metrics(path) if line["step"] <= step]
+    write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+class WandbRun:
+    """A Weights & Biases run (offline with WANDB_MODE=offline); never holds the trainer up."""
+
+    def __init__(self, train: TrainConfig, values: dict[str, object], folder: Path):
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError(
+                "--wandb: the package wandb is not installed; pip install it"
+            ) from error
+        self.run = wandb.init(
+            project=train.wandb_project,
+            entity=train.wandb_entity or None,
+            name=train.wandb_run_name or train.run_name,
+            tags=_tags(train.wandb_tags.split(",")),
+            config=values,
+            dir=str(folder),
+        )
+
+    def log(self, line: dict[str, object]) -> None:
+        numbers = {k: v for k, v in line.items() if isinstance(v, int | float) and k != "step"}
+        self.run.log(numbers, step=line["step"])
+
+    def finish(self) -> None:
+        """Upload what is left, for at most WANDB_FINISH_SECONDS: a dead network mustn't hang us."""
+        thread = threading.Thread(target=self.run.finish, daemon=True)
+        thread.start()
+        thread.join(WANDB_FINISH_SECONDS)
+
+
+def _tags(parts: Iterable[str]) -> list[str]:
+    return [part.strip() for part in parts if part.strip()]

@@ -1,0 +1,132 @@
+"""What a run will do, before it does it: data, steps, and the fingerprint that guards both."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from sparkgpt.config import ModelConfig, TrainConfig
+from sparkgpt.data.cache import ByteCache, open_documents
+from sparkgpt.data.stream import (
+    Window,
+    WindowStream,
+    check_lengths,
+    empty_window,
+    validation_windows,
+)
+from sparkgpt.fingerprint import code_digest
+
+# What may change between the attempts of one run: cadence of logs and saves, places, and what is
+# allowed but not exact in the last bits (device, threads, back end, compilation).
+FREE = {
+    "train_path", "val_path", "run_name", "out_dir", "max_train_steps", "log_every", "save_every",
+    "keep_last", "save_final", "hf_export", "resume", "device", "threads", "compile",
+    "attention_backend", "autotune", "ddp_timeout_seconds", "expect_code", "publish", "attempt",
+    "wandb", "wandb_project", "wandb_entity", "wandb_run_name", "wandb_tags",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Data and steps of a run. A step covers `windows_per_step` windows = ranks x accumulate."""
+
+    stream: WindowStream
+    val_windows: list[Window]
+    windows_per_step: int
+    windows: int  # windows that the token target asks for; later ones are empty
+    schedule_steps: int  # length of the learning-rate schedule
+    steps: int  # where this call stops
+    val_steps: frozenset[int]  # completed steps after which to validate
+    data: dict
+    fingerprint: dict
+
+    def step_windows(self, step: int, rank: int, world: int) -> list[Window]:
+        """This rank's windows of zero-based `step`: round-robin, padded with empty ones."""
+        first = step * self.windows_per_step
+        return [self._window(i) for i in range(first + rank, first + self.windows_per_step, world)]
+
+    def step_real_tokens(self, step: int) -> int:
+        """Real targets of the global batch, known to every rank without its windows."""
+        first = step * self.windows_per_step
+        last = min(first + self.windows_per_step, self.windows)
+        return sum(self.stream.real_tokens(i) for i in range(first, last))
+
+    def _window(self, index: int) -> Window:
+        if index < self.windows:
+            return self.stream.window(index)
+        return empty_window(self.stream.window_size)
+
+
+def make_plan(model: ModelConfig, train: TrainConfig, world: int) -> Plan:
+    """Open the data and lay out the run. UserError when a document or a limit doesn't fit."""
+    limits = {
+        "--tokens-per-batch": train.tokens_per_batch,
+        "--max-position-embeddings": model.max_position_embeddings,
+    }
+    cache = open_documents(train.train_path)
+    check_lengths(cache, limits)
+    stream = WindowStream(
+        cache, window=train.tokens_per_batch, buffer=train.pack_buffer, seed=train.order_seed
+    )
+    windows = stream.windows_for(train.target_tokens)
+    windows_per_step = world * train.accumulate
+    target_steps = math.ceil(windows / windows_per_step)
+    schedule_steps = train.lr_schedule_steps or target_steps
+    steps = min(target_steps, train.max_train_steps or target_steps)
+    val_cache = open_documents(train.val_path) if train.val_path else None
+    val_windows = _validation(val_cache, train, limits)
+    data = {
+        "train": _describe(cache),
+        "val": _describe(val_cache) if val_cache else None,
+        "stream": stream.digest,
+        "val_tokens": sum(window.real_tokens for window in val_windows),
+    }
+    return Plan(
+        stream,
+        val_windows,
+        windows_per_step,
+        windows,
+        schedule_steps,
+        steps,
+        validation_steps(train, schedule_steps, steps) if val_windows else frozenset(),
+        data,
+        fingerprint(model, train, data, world, schedule_steps),
+    )
+
+
+def validation_steps(train: TrainConfig, schedule_steps: int, steps: int) -> frozenset[int]:
+    """Completed steps after which to validate: every share of the *schedule*, and the last step."""
+    if train.val_interval_steps:
+        marks = range(train.val_interval_steps, steps + 1, train.val_interval_steps)
+    elif train.val_interval_frac:
+        count = math.floor(1 / train.val_interval_frac + 1e-9)
+        marks = [
+            math.ceil(schedule_steps * train.val_interval_frac * i - 1e-9)
+            for i in range(1, count + 1)
+        ]
+    else:
+        marks = []
+    return frozenset(mark for mark in marks if 1 <= mark <= steps) | {steps}
+
+
+def fingerprint(
+    model: ModelConfig, train: TrainConfig, data: dict, world: int, schedule_steps: int
+) -> dict:
+    """Every value that the weights of a run follow from; equal fingerprints, equal runs."""
+    values = dataclasses.asdict(model)
+    values |= {k: v for k, v in dataclasses.asdict(train).items() if k not in FREE}
+    values |= {"data_seed": train.order_seed, "world_size": world}
+    values |= {"schedule_steps": schedule_steps, "code": code_digest("train")}
+    values |= {"train_digest": data["train"]["digest"], "stream_digest": data["stream"]}
+    values["val_digest"] = data["val"]["digest"] if data["val"] else None
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+def _validation(cache: ByteCache | None, train: TrainConfig, limits: dict) -> list[Window]:
+    if cache is None:
+        return []
+    check_lengths(cache, limits)
+    return validation_windows(cache, train.tokens_per_batch, train.val_tokens)
+
+
+def _describe(cache: ByteCache) -> dict:
+    return {"digest": cache.digest, "documents": len(cache), "bytes": int(cache.offsets[-1])}
