@@ -10,7 +10,7 @@ from sparkgpt.config import Parser
 from sparkgpt.data.jsonl import read_documents
 from sparkgpt.data.locking import exclusive
 from sparkgpt.data.packing import plan_epoch, utilization
-from sparkgpt.data.store import ByteCache, read_manifest, write_cache
+from sparkgpt.data.store import FILES, ByteCache, read_manifest, write_cache
 from sparkgpt.errors import UserError
 from sparkgpt.files import make_directory, replacing_directory
 from sparkgpt.progress import progress
@@ -42,7 +42,7 @@ def build_cache(documents: Path | str, out: Path | str, unless_current: bool = F
     """
     documents, out = Path(documents), Path(out)
     source = _identity(documents)
-    if out.exists() and not (out / "manifest.json").is_file() and not _is_empty_folder(out):
+    if out.exists() and not _is_replaceable(out):
         raise UserError(f"{out} exists and is not a byte cache; choose another --out")
     make_directory(out.parent)
     try:
@@ -141,5 +141,6 @@ def _is_current(out: Path, documents: Path) -> bool:
     return manifest is not None and manifest["source"] == _identity(documents)
 
 
-def _is_empty_folder(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
+def _is_replaceable(out: Path) -> bool:
+    """Whether `out` is a folder of a cache's files only, or some of them, or none."""
+    return out.is_dir() and {file.name for file in out.iterdir()} <= FILES

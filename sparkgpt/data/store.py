@@ -21,6 +21,7 @@ from sparkgpt.errors import UserError
 from sparkgpt.files import read_json, write_json
 
 FORMAT = 1
+FILES = {"bytes.bin", "offsets.bin", "manifest.json"}
 OFFSET = np.dtype("<i8")
 AGAIN = "remove the folder and make it again with `sparkgpt cache`"
 

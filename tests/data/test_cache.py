@@ -186,6 +186,16 @@ def test_nothing_else_is_overwritten(jsonl, tmp_path, taken):
     assert out.exists()
 
 
+@pytest.mark.parametrize("left", [[], ["offsets.bin"], ["offsets.bin", "bytes.bin"]])
+def test_what_is_left_of_a_cache_is_replaced(jsonl, tmp_path, left):
+    """Snakemake makes an output's folder beforehand, and removes declared files one by one."""
+    (tmp_path / "c").mkdir()
+    for name in left:
+        (tmp_path / "c" / name).write_bytes(b"old")
+    build_cache(jsonl, tmp_path / "c")
+    assert contents(ByteCache.open(tmp_path / "c")) == TEXTS
+
+
 def test_a_path_below_a_file_and_a_missing_file(jsonl, tmp_path):
     with pytest.raises(UserError, match="cannot make the folder"):
         main([str(jsonl), "--out", str(jsonl / "below" / "c")])
