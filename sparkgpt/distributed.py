@@ -12,6 +12,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from sparkgpt.errors import UserError
+
+
+def choose_device(wanted: str) -> str:
+    """'cpu' or 'cuda' for a --device; UserError when CUDA is asked for and isn't there."""
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "--device cuda: torch sees no CUDA device; install torch for CUDA "
+            "(`make TORCH=cu130`), or use cpu"
+        )
+    return wanted
+
 
 @dataclass(frozen=True)
 class Ranks:

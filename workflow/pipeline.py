@@ -80,6 +80,21 @@ class Profile:
         }
 
     @property
+    def autotune_flags(self) -> str:
+        """Flags of `sparkgpt autotune`: every attention shape among the runs, one window size."""
+        parsed = [parse_train(shlex.split(flags)) for flags in self.run_flags.values()]
+        shapes = {(m.attention_heads, m.kv_heads, m.head_dim) for m, _ in parsed}
+        device = {t.device for _, t in parsed}
+        window = max(t.tokens_per_batch for _, t in parsed)
+        longest = max(m.max_position_embeddings for m, _ in parsed)
+        if len(device) != 1:
+            raise UserError(f"profile {self.name}: its runs name several devices; choose one")
+        attention = " ".join(f"--attention {n},{k},{h}" for n, k, h in sorted(shapes))
+        return (
+            f"--device {device.pop()} {attention} --tokens-per-batch {window} --longest {longest}"
+        )
+
+    @property
     def pairs(self) -> list[str]:
         """Pairs of rows to compare, as A:B."""
         return self.values["compare"]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sparkgpt.checkpoint import read_run
 from sparkgpt.config import ModelConfig
-from sparkgpt.errors import UserError
+from sparkgpt.distributed import choose_device
 from sparkgpt.export.hf import read_hf
 from sparkgpt.files import read_json
 from sparkgpt.model import Transformer
@@ -27,7 +27,7 @@ def load_model(path: Path | str, device: str = "auto") -> Transformer:
 
     `device` is auto, cpu or cuda. UserError when it is not there, or `path` holds no model.
     """
-    where = choose_device(device)
+    where = torch.device(choose_device(device))
     return build_model(*read_weights(path), where)
 
 
@@ -39,12 +39,3 @@ def build_model(config: ModelConfig, state: dict[str, Tensor], device: torch.dev
     weights = {name: value.to(device, torch.float32) for name, value in state.items()}
     model.load_state_dict(weights, assign=True)
     return model.eval()
-
-
-def choose_device(wanted: str) -> torch.device:
-    """auto, cpu or cuda -> a device. UserError when CUDA is wanted and missing."""
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch sees no CUDA device; use --device cpu or auto")
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(wanted)

@@ -75,6 +75,14 @@ def _sdpa_expanded(q_1NTH: Tensor, k_1KTH: Tensor, v_1KTH: Tensor) -> Tensor:
     return out_1NTH[0].transpose(0, 1)
 
 
+def _sdpa_view(q_1NTH: Tensor, k_1KTH: Tensor, v_1KTH: Tensor) -> Tensor:
+    # The same mapping of heads, where one key/value head serves all queries without a copy.
+    shape = (1, k_1KTH.shape[1], q_1NTH.shape[1] // k_1KTH.shape[1], *k_1KTH.shape[2:])
+    k_1NTH, v_1NTH = (x[:, :, None].expand(shape).flatten(1, 2) for x in (k_1KTH, v_1KTH))
+    out_1NTH = F.scaled_dot_product_attention(q_1NTH, k_1NTH, v_1NTH, is_causal=True)
+    return out_1NTH[0].transpose(0, 1)
+
+
 def _flash_attn(q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen):
     from flash_attn import flash_attn_varlen_func
 
@@ -106,6 +114,7 @@ def _varlen_attn(q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen):
 BACKENDS = {
     "sdpa": _per_document(_sdpa),
     "sdpa-expanded": _per_document(_sdpa_expanded),
+    "sdpa-view": _per_document(_sdpa_view),
     "flash-attn": _flash_attn,
     "varlen": _varlen_attn,
 }

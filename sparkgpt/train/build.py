@@ -6,23 +6,12 @@ import torch
 
 from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.distributed import Ranks
-from sparkgpt.errors import UserError
 from sparkgpt.model.mup import init_weights
 from sparkgpt.model.transformer import Transformer
 from sparkgpt.ops.attention import choose_backend
+from sparkgpt.ops.choices import attention_choice
 from sparkgpt.optim.hybrid import HybridOptimizer
 from sparkgpt.train.step import window_loss
-
-
-def choose_device(wanted: str) -> str:
-    """'cpu' or 'cuda'; UserError when CUDA is asked for and isn't there."""
-    if wanted == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "--device cuda: torch sees no CUDA device; see `make TORCH=cu130`, or use cpu"
-        )
-    return wanted
 
 
 def build_model(
@@ -31,10 +20,14 @@ def build_model(
     """An initialised model on its device, computing in bf16 on CUDA and fp32 on a CPU, and its
     optimizer."""
     cuda = ranks.device.type == "cuda"
+    backend = train.attention_backend
+    if train.autotune and backend == "auto":
+        shape = (config.attention_heads, config.kv_heads, config.head_dim)
+        backend = attention_choice(train.autotune, *shape)
     model = Transformer(
         config,
         compute_dtype=torch.bfloat16 if cuda else torch.float32,
-        attention_backend=choose_backend(train.attention_backend, ranks.device),
+        attention_backend=choose_backend(backend, ranks.device),
     )
     init_weights(model, train)
     model.to(ranks.device)

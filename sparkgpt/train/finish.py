@@ -12,7 +12,7 @@ import torch
 from sparkgpt.checkpoint import FINAL_WEIGHTS, save_final
 from sparkgpt.config import TrainConfig
 from sparkgpt.distributed import Ranks
-from sparkgpt.files import make_directory, read_json, replacing, write_json
+from sparkgpt.files import make_directory, read_json, replacing, sha256_file, write_json
 from sparkgpt.metrics import read_metrics
 from sparkgpt.model.cost import parameter_counts
 from sparkgpt.model.transformer import Transformer
@@ -46,7 +46,7 @@ def finish(
         "argv": argv,
         "arguments": vars(train) | vars(model.config),
         "data": plan.data,
-        "autotune": None,
+        "autotune": sha256_file(train.autotune) if train.autotune else None,
         "seeds": {"init": train.seed, "data": train.order_seed},
         "attempts": state.attempts,
         "validations": state.validations,

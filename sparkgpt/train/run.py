@@ -17,7 +17,7 @@ from sparkgpt.checkpoint import (
 )
 from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.data.stream import prefetch
-from sparkgpt.distributed import Ranks, gather_objects, start, stop
+from sparkgpt.distributed import Ranks, choose_device, gather_objects, start, stop
 from sparkgpt.errors import UserError
 from sparkgpt.evaluate import evaluate
 from sparkgpt.files import read_json, write_json
@@ -27,7 +27,7 @@ from sparkgpt.metrics import MetricsFile, Throughput, TrainingClock, WandbRun, c
 from sparkgpt.model.cost import parameter_counts, step_flops
 from sparkgpt.optim.schedule import lr_factor
 from sparkgpt.progress import progress
-from sparkgpt.train.build import build_loss, build_model, choose_device
+from sparkgpt.train.build import build_loss, build_model
 from sparkgpt.train.finish import adopt, finish, publish, show_other_writer, write_hf_twin
 from sparkgpt.train.plan import Plan, make_plan
 from sparkgpt.train.signals import EXIT_STOPPED, StopRequest

@@ -10,6 +10,7 @@ rule autotune:
     params:
         code=code("autotune"),
         env=ENVIRONMENT,
-        device=config["train"]["device"],
+        config=profile.autotune_flags,
     shell:
-        "python -m sparkgpt autotune --device {params.device} --out {output} > {log} 2>&1"
+        "python -m sparkgpt autotune {params.config} --threads {threads} --out {output}"
+        " > {log} 2>&1"

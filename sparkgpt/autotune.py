@@ -1,0 +1,148 @@
+"""`sparkgpt autotune`: measures interchangeable kernels on this device and records the fastest.
+
+On a CPU only choices that give the reference's bits, output and gradients, may win: the record
+then changes a run's speed and nothing else. Training reads the record and never tunes by itself.
+
+Shapes: T packed positions, N query heads, K key/value heads, H head dimension, S = segments + 1.
+"""
+
+import json
+import statistics
+import time
+from pathlib import Path
+
+from sparkgpt.config import Parser
+from sparkgpt.errors import UserError
+from sparkgpt.files import write_json
+from sparkgpt.ops.choices import attention_key
+from sparkgpt.progress import progress
+
+SCHEMA = 1
+REPEATS = 7
+# Per device type: the reference first, then what may take its place.
+CANDIDATES = {"cpu": ("sdpa-expanded", "sdpa-view", "sdpa"), "cuda": ("varlen", "flash-attn")}
+
+
+def tune_attention(shape: tuple[int, int, int], device, window: int, longest: int) -> dict:
+    """Time forward and backward of each back end that can run here, interleaved.
+
+    shape = (N, K, H); `window` positions in documents of up to `longest`. Returns the record's
+    entry: winner, reference, and per candidate its median in ms and whether its bits are equal.
+    """
+    import torch
+
+    from sparkgpt.ops.attention import choose_backend
+
+    inputs = _inputs(shape, device, window, longest)
+    names = []
+    for name in CANDIDATES[device.type]:
+        try:
+            names.append(choose_backend(name, device))
+        except UserError:  # a package that isn't installed is no candidate
+            continue
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    results = {}
+    with progress(f"tuning {attention_key(*shape)}", REPEATS + 1) as bar:
+        for repeat in range(REPEATS + 1):
+            for name in names:
+                elapsed, results[name] = _timed(name, inputs, longest)
+                if repeat:  # the first round warms up
+                    seconds[name].append(elapsed)
+            bar.advance()
+    reference = results[names[0]]
+    candidates = {
+        name: {
+            "median_ms": round(statistics.median(seconds[name]) * 1e3, 3),
+            "bit_identical": all(map(torch.equal, results[name], reference)),
+        }
+        for name in names
+    }
+    allowed = [n for n in names if device.type == "cuda" or candidates[n]["bit_identical"]]
+    winner = min(allowed, key=lambda name: candidates[name]["median_ms"])
+    return {"winner": winner, "reference": names[0], "candidates": candidates}
+
+
+def main(argv: list[str]) -> None:
+    """Measure, and write the record."""
+    parser = Parser(prog="sparkgpt autotune", description="Record this machine's fastest kernels.")
+    parser.add_argument(
+        "--attention",
+        action="append",
+        required=True,
+        metavar="N,K,H",
+        help="query heads, key/value heads, head dimension; may be repeated",
+    )
+    parser.add_argument("--tokens-per-batch", type=int, default=8192, help="positions in a window")
+    parser.add_argument("--longest", type=int, default=2048, help="longest document, in positions")
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="where")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads (0: torch's choice)")
+    parser.add_argument("--out", required=True, metavar="FILE", help="the record")
+    args = parser.parse_args(argv)
+    shapes = [_shape(text) for text in dict.fromkeys(args.attention)]
+    import torch
+
+    from sparkgpt.distributed import choose_device
+    from sparkgpt.provenance import device_state, platform_state, versions
+
+    device = torch.device(choose_device(args.device))
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    choices = {
+        attention_key(*shape): tune_attention(shape, device, args.tokens_per_batch, args.longest)
+        for shape in shapes
+    }
+    record = {
+        "schema": SCHEMA,
+        "choices": choices,
+        "device": device_state(device),
+        "platform": platform_state(),
+        "versions": versions(),
+    }
+    write_json(Path(args.out), record)
+    print(json.dumps({key: choice["winner"] for key, choice in choices.items()}))
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    try:
+        heads, kv_heads, head_dim = (int(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"--attention {text}: give N,K,H as three whole numbers") from None
+    if min(heads, kv_heads, head_dim) < 1 or heads % kv_heads:
+        raise UserError(f"--attention {text}: K must divide N, and all be at least 1")
+    return heads, kv_heads, head_dim
+
+
+def _inputs(shape: tuple[int, int, int], device, window: int, longest: int) -> tuple:
+    """q, k, v, the output's gradient, and cu_seqlens of seeded documents that fill a window."""
+    import torch
+
+    heads, kv_heads, head_dim = shape
+    generator = torch.Generator().manual_seed(0)
+    ends = [0]
+    while ends[-1] < window:
+        length = int(torch.randint(max(1, longest // 8), longest + 1, (), generator=generator))
+        ends.append(min(window, ends[-1] + length))
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    q, k, v, grad = (
+        torch.randn(window, n, head_dim, generator=generator).to(device, dtype)
+        for n in (heads, kv_heads, kv_heads, heads)
+    )
+    for tensor in (q, k, v):
+        tensor.requires_grad_()
+    return q, k, v, grad, torch.tensor(ends, dtype=torch.int32, device=device)
+
+
+def _timed(name: str, inputs: tuple, longest: int) -> tuple[float, tuple]:
+    """Seconds of one forward and backward, and (output, dq, dk, dv)."""
+    import torch
+
+    from sparkgpt.ops.attention import varlen_attention
+
+    q, k, v, grad, cu_seqlens_S = inputs
+    wait = torch.cuda.synchronize if q.is_cuda else lambda: None
+    wait()
+    start = time.perf_counter()
+    out = varlen_attention(q, k, v, cu_seqlens_S, longest, name)
+    gradients = torch.autograd.grad(out, (q, k, v), grad)
+    wait()
+    return time.perf_counter() - start, (out, *gradients)
