@@ -30,6 +30,8 @@ def save_step(
         save_file(_on_cpu(model.state_dict()), temporary / "model.safetensors")
         save_file(_on_cpu(optimizer.state_dict()), temporary / "optimizer.safetensors")
         write_json(temporary / "state.json", {"step": step, **state})
+        for file in temporary.iterdir():
+            file.chmod(0o644)  # safetensors makes its files private
         digests = {file.name: sha256_file(file) for file in sorted(temporary.iterdir())}
         write_json(temporary / "manifest.json", {"format": 1, "sha256": digests})
     return path

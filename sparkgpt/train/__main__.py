@@ -5,9 +5,13 @@ Light until the flags are known to be right and the code to be what was schedule
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from sparkgpt.config import TrainConfig, parse_train
 from sparkgpt.errors import UserError
+from sparkgpt.files import read_json, write_json
 from sparkgpt.fingerprint import code_digest
 
 
@@ -29,13 +33,36 @@ def prepare_environment(train: TrainConfig) -> None:
         os.environ["OMP_NUM_THREADS"] = str(train.threads)
 
 
-def main(argv: list[str]) -> int:
-    model, train = parse_train(argv)
-    check_code(train.expect_code)
-    prepare_environment(train)
-    from sparkgpt.train.run import run
+@contextmanager
+def stops_recorded(train: TrainConfig) -> Iterator[None]:
+    """In the pipeline, leave `stopped.json` when a run is stopped by rule, for its own retries.
 
-    return run(model, train, argv)
+    Snakemake treats all failures alike and would train up to the same stop again. A new start of
+    the pipeline is attempt 1, and tries anew.
+    """
+    record = Path(train.out_dir) / train.run_name / "stopped.json"
+    if train.publish and record.exists():
+        if train.attempt > 1:
+            stop = read_json(record)
+            raise UserError(f"not tried again: {stop['message']}", stop["exit_code"])
+        record.unlink()
+    try:
+        yield
+    except UserError as error:
+        if train.publish and record.parent.exists():
+            write_json(record, {"message": str(error), "exit_code": error.exit_code})
+        raise
+
+
+def main(argv: list[str]) -> int:
+    """Parse, check, and run. Returns the exit code of `run`."""
+    model, train = parse_train(argv)
+    with stops_recorded(train):
+        check_code(train.expect_code)
+        prepare_environment(train)
+        from sparkgpt.train.run import run
+
+        return run(model, train, argv)
 
 
 if __name__ == "__main__":

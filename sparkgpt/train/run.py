@@ -114,10 +114,10 @@ class Trainer:
                 for windows in batches:
                     stopping = self.one_step(windows, bool(request))
                     bar.advance(1, self.note())
-                    if stopping and state.step < plan.steps:
-                        return self.stop(request.name or "another rank's signal")
                     if state.step in plan.val_steps:
                         self.validate()
+                    if stopping and state.step < plan.steps:
+                        return self.stop(request.name or "another rank's signal")
                     if train.save_every and self.is_save_step():
                         self.save("saved")
                     self.clock.start()

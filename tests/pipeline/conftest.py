@@ -1,0 +1,89 @@
+"""A checkout of its own for the pipeline to run in, and a profile that takes a minute."""
+
+import hashlib
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sparkgpt.fingerprint import ROOT
+
+PARTS = ("Snakefile", "profiles", "requirements", "sparkgpt", "workflow")
+WORDS = "the pipeline trains a small model on whole documents and then checks every export".split()
+
+
+class Project:
+    """A copied checkout, with the calls that tests make in it."""
+
+    def __init__(self, root: Path):
+        self.root = root
+        for part in PARTS:
+            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copyfile
+            copy(ROOT / part, root / part)
+
+    def snakemake(self, *arguments, profile="tiny"):
+        command = [sys.executable, "-m", "snakemake", *arguments, "--config", f"profile={profile}"]
+        result = subprocess.run(command, cwd=self.root, capture_output=True, text=True)
+        return result.returncode, result.stdout + result.stderr
+
+    def run(self, *arguments):
+        """Run the pipeline; returns the names of the jobs that ran."""
+        code, output = self.snakemake("--cores", "2", *arguments)
+        assert code == 0, output
+        return sorted(re.findall(r"^(?:local)?(?:rule|checkpoint) (\w+):", output, re.M))
+
+    def planned(self, *arguments, profile="tiny"):
+        """Jobs of a dry run, without targets: {rule: how many}."""
+        code, output = self.snakemake("-n", *arguments, profile=profile)
+        assert code == 0, output
+        table = re.search(r"^job +count\n-+ +-+\n(.*?)\ntotal", output, re.M | re.S)
+        found = dict(line.split() for line in table[1].splitlines()) if table else {}
+        return {rule: int(count) for rule, count in found.items() if rule != "all"}
+
+    def edit(self, path, text="\n# edited\n"):
+        file = self.root / path
+        file.write_text(file.read_text() + text)
+
+    def configure(self, name, **changes):
+        """Write a profile derived from `smoke`."""
+        folder = self.root / "workflow" / "config"
+        values = yaml.safe_load((folder / "smoke.yaml").read_text()) | changes
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(values))
+        shutil.copyfile(folder / "smoke.runs.tsv", folder / f"{name}.runs.tsv")
+
+
+@pytest.fixture
+def fresh(tmp_path):
+    """A checkout in which nothing has run."""
+    return Project(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    """A checkout in which the profile `tiny` ran from end to end."""
+    project = Project(tmp_path_factory.mktemp("project"))
+    source = project.root / "documents.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents()))
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    flags = {"path": source.name, "sha256": digest}
+    smoke = yaml.safe_load((project.root / "workflow/config/smoke.yaml").read_text())
+    project.configure(
+        "tiny",
+        sources={"train": {"name": "file", "file": source.name, "flags": flags}},
+        prepare={"format": "jsonl", "max-document-bytes": 1023, "val-bytes": 2000, "seed": 0},
+        train=smoke["train"] | {"target-tokens": 12000, "save-every": 2},
+    )
+    project.first_jobs = project.run()
+    return project
+
+
+def documents(count=60):
+    """Short synthetic documents, the same each time."""
+    chance = random.Random(0)
+    return [" ".join(chance.choices(WORDS, k=chance.randint(10, 120))) for _ in range(count)]

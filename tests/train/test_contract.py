@@ -1,0 +1,139 @@
+"""What a run leaves behind, and what it says when it can't run."""
+
+import json
+import math
+
+import pytest
+from helpers.runs import MOE, flags, timeless, write_documents
+
+from sparkgpt.cli import main as cli
+from sparkgpt.files import sha256_file
+from sparkgpt.train.__main__ import main as train
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("contract")
+    assert train(flags(folder, "dense-s0", "--save-every", "10")) == 0
+    assert train(flags(folder, "moe-s3", *MOE, "--seed", "3")) == 0
+    return folder / "runs"
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("name", ["dense-s0", "moe-s3"])
+def test_files_and_final_figures(runs, name):
+    run = runs / name
+    summary, config = read(run / "summary.json"), read(run / "config.json")
+    assert summary["row"] == name.split("-")[0] and summary["seed"] == int(name[-1])
+    assert summary["initial_loss"] == pytest.approx(math.log(259), abs=1e-6)
+    assert summary["final_val_loss"] < 4.5
+    bits = summary["final_val_loss"] / math.log(2)
+    assert summary["final_val_bpb"] == pytest.approx(bits, rel=1e-12)
+    assert summary["weights_sha256"] == sha256_file(run / "model_final.safetensors")
+    assert summary["window_tokens"] == summary["steps"] * 1024
+    assert summary["utilization"] == summary["real_tokens"] / summary["window_tokens"]
+    assert 24_000 <= summary["real_tokens"] < 24_000 + 1024
+    assert config["data"]["stream"] == summary["stream_digest"]
+    assert (run / "hf" / "model.safetensors").exists()
+    record = read(run / "run.json")
+    assert record["attempts"][-1]["end"] == "complete"
+    assert record["validations"][-1] == [summary["steps"], summary["final_val_loss"]]
+    assert not list(run.glob(".*tmp"))
+
+
+def test_metrics_have_every_mark_once(runs):
+    lines = timeless(runs / "moe-s3")
+    steps = read(runs / "moe-s3" / "summary.json")["steps"]
+    logged = [x["step"] for x in lines if x["kind"] == "train"]
+    assert logged == sorted({1, steps, *range(4, steps + 1, 4)})
+    marks = [x["step"] for x in lines if x["kind"] == "val"]
+    assert marks == sorted({math.ceil(steps * i / 20 - 1e-9) for i in range(1, 21)})
+    last = [x for x in lines if x["kind"] == "train"][-1]
+    assert last["train/aux_loss"] == pytest.approx(2, abs=1) and last["lr/factor"] == 0.1
+    assert len(last["router/load"]) == 2 and sum(last["router/load"][0]) == pytest.approx(
+        4, abs=1e-3
+    )
+    assert 0 < last["router/entropy"] <= math.log(4) + 1e-6
+
+
+def test_real_rate_is_window_rate_times_utilization(runs):
+    for line in (runs / "dense-s0" / "metrics.jsonl").read_text().splitlines():
+        line = json.loads(line)
+        if line["kind"] == "train":
+            real = line["window_tokens_per_second"] * line["utilization"]
+            assert line["real_tokens_per_second"] == pytest.approx(real)
+
+
+def test_checkpoints_and_their_twins(runs):
+    run = runs / "dense-s0"
+    steps = read(run / "summary.json")["steps"]
+    kept = sorted(p.name for p in run.iterdir() if p.name.startswith(("step", "hf_step")))
+    expected = {10, 20, steps}
+    assert kept == sorted(f"{kind}{n}" for kind in ("step", "hf_step") for n in expected)
+
+
+MISTAKES = {
+    "no such file": (["--train-path", "nowhere.jsonl"], "nowhere.jsonl"),
+    "kv heads": (["--attention-heads", "4", "--kv-heads", "3"], "--kv-heads 3 does not divide"),
+    "top-k": (["--num-experts", "2", "--num-experts-per-tok", "3"], "--num-experts-per-tok 3"),
+    "no such layer": ([*MOE, "--mlp-only-layers", "0,7"], "layer 7"),
+    "no sparse layer": ([*MOE, "--decoder-sparse-step", "9"], "no layer is sparse"),
+    "unknown flag": (["--no-such-flag"], "--no-such-flag"),
+    "not a number": (["--model-dim", "wide"], "--model-dim"),
+    "odd head": (["--head-dim", "15"], "--head-dim 15"),
+    "document too long": (["--max-position-embeddings", "64"], "--max-position-embeddings 64"),
+    "window too small": (["--tokens-per-batch", "100"], "--tokens-per-batch 100"),
+    "no cuda": (["--device", "cuda"], "--device cuda"),
+    "flash-attn on a cpu": (["--attention-backend", "flash-attn"], "flash-attn"),
+    "name with a slash": (["--run-name", "a/b"], "--run-name"),
+    "other code": (["--expect-code", "0" * 64], "training code changed"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line_and_exit_2(tmp_path, capsys, name):
+    wrong, said = MISTAKES[name]
+    try:
+        code = cli(["train", *flags(tmp_path, "dense-s0", *wrong)])
+    except SystemExit as stop:
+        code = stop.code
+    lines = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("cache ")]
+    assert code == 2
+    assert len(lines) == 1 and lines[0].startswith("sparkgpt: error: ") and said in lines[0]
+
+
+def test_a_path_below_a_file_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("x")
+    code = cli(["train", *flags(tmp_path, "run", "--out-dir", str(tmp_path / "file" / "runs"))])
+    assert code == 2 and "cannot make the folder" in capsys.readouterr().err
+
+
+def test_an_existing_run_is_not_overwritten(runs, capsys):
+    before = (runs / "dense-s0" / "summary.json").read_bytes()
+    assert cli(["train", *flags(runs.parent, "dense-s0")]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert (runs / "dense-s0" / "summary.json").read_bytes() == before
+
+
+def test_resume_with_other_values_names_them(runs, capsys, tmp_path):
+    other = write_documents(tmp_path / "other.jsonl", 200, 7)
+    changes = ["--seed", "1", "--muon-lr", "0.01", "--train-path", str(other)]
+    assert cli(["train", *flags(runs.parent, "dense-s0", "--resume", *changes)]) == 2
+    said = capsys.readouterr().err
+    for part in ("seed was 0, is 1", "muon_lr was 0.004, is 0.01", "train_digest was"):
+        assert part in said
+
+
+def test_more_tokens_than_the_corpus_holds_means_more_epochs(tmp_path):
+    write_documents(tmp_path / "train.jsonl", 20, 0)
+    write_documents(tmp_path / "val.jsonl", 2, 1)
+    assert train(flags(tmp_path, "many-s0", "--target-tokens", "12000")) == 0
+    summary = read(tmp_path / "runs" / "many-s0" / "summary.json")
+    assert summary["real_tokens"] >= 12_000
+
+
+def test_threads_are_recorded(runs):
+    assert read(runs / "dense-s0" / "run.json")["platform"]["threads"] == 1

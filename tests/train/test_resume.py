@@ -1,0 +1,138 @@
+"""Stopped anywhere, a run ends in the bytes of one that was not stopped; so do its ranks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers.runs import MOE, flags, timeless, weights
+
+from sparkgpt.checkpoint import is_valid
+from sparkgpt.files import read_json
+from sparkgpt.train.__main__ import main as train
+from sparkgpt.train.signals import EXIT_STOPPED
+
+KINDS = {"dense": [], "moe": MOE}
+
+
+def start(arguments, **env):
+    command = [sys.executable, "-m", "sparkgpt.train", *arguments]
+    return subprocess.Popen(
+        command, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def wait_for_step(run, step, process):
+    """Wait until metrics.jsonl shows a step; the process must not end before."""
+    metrics = run / "metrics.jsonl"
+    for _ in range(1200):
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        if lines and json.loads(lines[-1])["step"] >= step:
+            return
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.05)
+    raise AssertionError(f"no step {step} in {metrics}")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def whole(request, tmp_path_factory):
+    """(folder, name of the kind, an uninterrupted run of 200 steps)."""
+    folder = tmp_path_factory.mktemp(request.param)
+    assert train(flags(folder, "whole-s0", *KINDS[request.param], *LONG)) == 0
+    return folder, request.param, folder / "runs" / "whole-s0"
+
+
+LONG = ["--target-tokens", "200000", "--save-every", "10", "--log-every", "1", "--no-hf-export"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_and_resumed_ends_in_the_same_bytes(whole, number):
+    folder, kind, expected = whole
+    name = f"killed-{number.name}-s0"
+    arguments = flags(folder, name, *KINDS[kind], *LONG, "--resume")
+    run = folder / "runs" / name
+    for step in (25, 90, 130):
+        process = start(arguments)
+        wait_for_step(run, step, process)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+        assert process.returncode == (EXIT_STOPPED if number == signal.SIGTERM else -9)
+    assert train(arguments) == 0
+    assert weights(run) == weights(expected)
+    assert timeless(run) == timeless(expected)
+    assert len(read_json(run / "run.json")["attempts"]) >= 2
+
+
+def test_extending_a_prefix_is_exact(whole):
+    folder, kind, expected = whole
+    arguments = flags(folder, "prefix-s0", *KINDS[kind], *LONG)
+    assert train([*arguments, "--max-train-steps", "30"]) == 0
+    run = folder / "runs" / "prefix-s0"
+    assert read_json(run / "summary.json")["steps"] == 30
+    assert train([*arguments, "--resume"]) == 0
+    assert weights(run) == weights(expected)
+
+
+def test_a_damaged_checkpoint_is_passed_over(whole, capsys):
+    folder, kind, expected = whole
+    arguments = flags(folder, "damaged-s0", *KINDS[kind], *LONG)
+    assert train([*arguments, "--max-train-steps", "40"]) == 0
+    run = folder / "runs" / "damaged-s0"
+    newest = run / "step40" / "optimizer.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert not is_valid(run / "step40") and is_valid(run / "step30")
+    assert train([*arguments, "--resume"]) == 0
+    assert "step40: damaged" in capsys.readouterr().err
+    assert weights(run) == weights(expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_equal_one_process_that_accumulates(tmp_path, kind):
+    more = [*KINDS[kind], "--no-hf-export", "--target-tokens", "11000"]  # an odd last step
+    assert train(flags(tmp_path, "one-s0", *more, "--accumulate", "2")) == 0
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+               "-m", "sparkgpt.train", *flags(tmp_path, "two-s0", *more)]  # fmt: skip
+    result = subprocess.run(
+        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    one, two = tmp_path / "runs" / "one-s0", tmp_path / "runs" / "two-s0"
+    assert weights(one) == weights(two)
+    losses = [[x.get("val/loss") for x in timeless(run)] for run in (one, two)]
+    for a, b in zip(*losses, strict=True):
+        assert a == b or a == pytest.approx(b, rel=1e-12)
+    assert read_json(two / "summary.json")["world_size"] == 2
+
+
+def test_a_second_writer_is_refused_and_the_pipeline_adopts(whole, tmp_path, capsys):
+    folder, kind, expected = whole
+    arguments = flags(folder, "busy-s0", *KINDS[kind], *LONG, "--resume")
+    process = start(arguments)
+    wait_for_step(folder / "runs" / "busy-s0", 5, process)
+    second = start(arguments)
+    said, _ = second.communicate(timeout=60)
+    assert second.returncode == 1 and f"process {process.pid}" in said
+    # The pipeline's start waits for it, then takes what it finished.
+    published = tmp_path / "published"
+    assert train([*arguments, "--publish", str(published)]) == 0
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "waiting" in capsys.readouterr().err
+    assert weights(published) == weights(expected)
+    assert read_json(published / "run.json")["attempts"][-1]["end"] == "complete"
+
+
+def test_a_run_stopped_by_rule_is_not_retried(tmp_path):
+    arguments = flags(tmp_path, "run-s0", "--tokens-per-batch", "100", "--publish",
+                      str(tmp_path / "published"))  # fmt: skip
+    said = []
+    for attempt in ("1", "2"):
+        process = start([*arguments, "--attempt", attempt])
+        said.append(process.communicate(timeout=60)[0])
+        assert process.returncode == 2
+    assert "--tokens-per-batch 100" in said[0]
+    assert "not tried again" in said[1] and "--tokens-per-batch 100" in said[1]
