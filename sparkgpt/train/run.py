@@ -1,40 +1,27 @@
 """One run from start, or from its newest checkpoint, to its record."""
 
 import dataclasses
-import math
 import sys
 from pathlib import Path
 
 import torch
 
-from sparkgpt.checkpoint import (
-    check_fingerprint,
-    load_step,
-    newest_valid,
-    prune,
-    save_step,
-    steps_in,
-)
+from sparkgpt.checkpoint import check_fingerprint, load_step, newest_valid, steps_in
 from sparkgpt.config import ModelConfig, TrainConfig
-from sparkgpt.data.stream import prefetch
 from sparkgpt.distributed import Ranks, choose_device, gather_objects, start, stop
 from sparkgpt.errors import UserError
-from sparkgpt.evaluate import evaluate
 from sparkgpt.files import read_json, write_json
 from sparkgpt.lock import folder_lock
-from sparkgpt.loss import router_summary
-from sparkgpt.metrics import MetricsFile, Throughput, TrainingClock, WandbRun, cut_metrics
-from sparkgpt.model.cost import parameter_counts, step_flops
-from sparkgpt.optim.schedule import lr_factor
-from sparkgpt.progress import progress
-from sparkgpt.train.build import build_loss, build_model
-from sparkgpt.train.finish import adopt, finish, publish, show_other_writer, write_hf_twin
+from sparkgpt.metrics import cut_metrics
+from sparkgpt.model.cost import parameter_counts
+from sparkgpt.model.transformer import Transformer
+from sparkgpt.optim.hybrid import HybridOptimizer
+from sparkgpt.train.build import build_model
+from sparkgpt.train.finish import adopt, finish, publish, show_other_writer
+from sparkgpt.train.loop import Trainer
 from sparkgpt.train.plan import Plan, make_plan
-from sparkgpt.train.signals import EXIT_STOPPED, StopRequest
+from sparkgpt.train.signals import EXIT_STOPPED
 from sparkgpt.train.state import RunState
-from sparkgpt.train.step import train_step
-
-PREFETCH = 2  # windows built ahead of the step, in a thread
 
 
 def run(model_config: ModelConfig, train: TrainConfig, argv: list[str]) -> int:
@@ -81,154 +68,6 @@ def _locked_run(
     return 0
 
 
-class Trainer:
-    """The loop over steps, with its logging, validation and saves."""
-
-    def __init__(self, model_config, train, plan, ranks, folder, model, optimizer, state):
-        self.model_config: ModelConfig = model_config
-        self.train: TrainConfig = train
-        self.plan: Plan = plan
-        self.ranks: Ranks = ranks
-        self.folder: Path = folder
-        self.model, self.optimizer = model, optimizer
-        self.state: RunState = state
-        self.loss_of = build_loss(train, ranks)
-        self.clock = TrainingClock(state.train_seconds)
-        self.interval = Throughput()
-        wandb = None
-        if train.wandb and ranks.is_main:
-            wandb = WandbRun(train, dataclasses.asdict(train), folder)
-        self.metrics = MetricsFile(folder / "metrics.jsonl", wandb) if ranks.is_main else None
-
-    def loop(self) -> bool:
-        """Step to the plan's end; False when a signal asked to stop before it."""
-        train, plan, state, ranks = self.train, self.plan, self.state, self.ranks
-        request = StopRequest()
-        batches = prefetch(
-            (plan.step_windows(s, ranks.rank, ranks.world) for s in range(state.step, plan.steps)),
-            PREFETCH,
-        )
-        try:
-            with progress("training, steps", plan.steps - state.step) as bar:
-                self.clock.start()
-                for windows in batches:
-                    stopping = self.one_step(windows, bool(request))
-                    bar.advance(1, self.note())
-                    if state.step in plan.val_steps:
-                        self.validate()
-                    if stopping and state.step < plan.steps:
-                        return self.stop(request.name or "another rank's signal")
-                    if train.save_every and self.is_save_step():
-                        self.save("saved")
-                    self.clock.start()
-        finally:
-            batches.close()
-            request.restore()
-            if self.metrics:
-                self.metrics.close()
-        return True
-
-    def one_step(self, windows: list, stop_wanted: bool) -> bool:
-        """Train on one global batch; whether any rank wants to stop."""
-        train, plan, state, ranks = self.train, self.plan, self.state, self.ranks
-        factor = lr_factor(
-            state.step, plan.schedule_steps, train.warmup_frac, train.lr_decay_factor
-        )
-        real_total = plan.step_real_tokens(state.step)
-        on_device = [window.to(ranks.device) for window in windows]
-        result = train_step(
-            self.model, self.loss_of, self.optimizer, on_device, real_total, factor, train, ranks,
-            stop_wanted,
-        )  # fmt: skip
-        state.step += 1
-        state.real_tokens += real_total
-        log = state.step % train.log_every == 0 or state.step in (1, plan.steps)
-        if log:
-            loss = result.loss.item()  # waits for the device, so the clock stops at a true end
-        self._count(windows, real_total)
-        if log:
-            self._log(result, loss, real_total, factor)
-        return bool(result.stops) if ranks.world > 1 else stop_wanted
-
-    def _count(self, windows: list, real_total: int) -> None:
-        """Close this step's clock interval and book what it computed."""
-        state, plan = self.state, self.plan
-        seconds = self.clock.stop()
-        self.clock.start()
-        state.train_seconds = self.clock.seconds
-        flops = self.ranks.world * sum(
-            step_flops(self.model_config, window.doc_lengths) for window in windows
-        )
-        booked = (seconds, plan.windows_per_step * self.train.tokens_per_batch, real_total, flops)
-        self.interval.add(*booked)
-        state.total.add(*booked)
-        if state.step > plan.steps // 2:
-            state.second_half.add(*booked)
-
-    def _log(self, result, loss: float, real_total: int, factor: float) -> None:
-        state, train = self.state, self.train
-        state.train_loss = loss
-        if state.initial_loss is None:
-            state.initial_loss = loss
-        if not self.metrics:
-            return
-        line = {"kind": "train", "step": state.step, "train/loss": loss,
-                "real_tokens": state.real_tokens, "lr/factor": factor,
-                "lr/adamw": train.adamw_lr * factor}  # fmt: skip
-        if train.optimizer == "muon":
-            line["lr/muon"] = train.muon_lr * factor
-        if result.router is not None:
-            line["train/aux_loss"] = result.aux_loss.item()
-            line |= router_summary(result.router, real_total)
-        line |= self.interval.rates() | {"seconds": round(state.train_seconds, 3)}
-        self.metrics.write(line)
-        self.interval = Throughput()
-
-    def validate(self) -> None:
-        """Held-out loss over this rank's share of the windows, summed over ranks; logged."""
-        self.clock.stop()
-        ranks, state = self.ranks, self.state
-        mine = self.plan.val_windows[ranks.rank :: ranks.world]
-        parts = gather_objects(evaluate(self.model, mine)["nats_sum"] if mine else 0.0, ranks)
-        nats = sum(parts) / self.plan.data["val_tokens"]
-        state.validations.append([state.step, nats])
-        if self.metrics:
-            bits = nats / math.log(2)
-            self.metrics.write({"kind": "val", "step": state.step, "val/loss": nats,
-                                "val/bpb": bits, "real_tokens": state.real_tokens,
-                                "seconds": round(state.train_seconds, 3)})  # fmt: skip
-        self.clock.start()
-
-    def is_save_step(self) -> bool:
-        """Every --save-every steps, and after the last, from where a longer run may go on."""
-        return self.state.step % self.train.save_every == 0 or self.state.step == self.plan.steps
-
-    def save(self, end: str) -> None:
-        """Write a resumable checkpoint of this rank and, on rank 0, its Hugging Face twin."""
-        state = self.state
-        state.mark_attempt(end)
-        save_step(self.folder, state.step, self.model, self.optimizer, state.to_json())
-        if self.ranks.is_main and self.train.hf_export and end == "saved":
-            write_hf_twin(self.folder, state.step, self.model)
-        prune(self.folder, self.train.keep_last)
-
-    def stop(self, reason: str) -> bool:
-        self.save(reason)
-        print(f"stopped by {reason} after step {self.state.step}; rerun with --resume to go on",
-              file=sys.stderr)  # fmt: skip
-        return False
-
-    def note(self) -> str:
-        """What the progress line shows: losses and speed."""
-        state, parts = self.state, []
-        if state.train_loss is not None:
-            parts.append(f"loss {state.train_loss:.3f}")
-        if state.validations:
-            parts.append(f"val {state.validations[-1][1]:.3f}")
-        parts.append(f"{state.total.rates()['window_tokens_per_second']:,.0f} tok/s")
-        return ", ".join(parts)
-
-
 def _check_folder(folder: Path, train: TrainConfig, plan: Plan) -> None:
     """Refuse to mix two runs in one folder."""
     config = folder / "config.json"
@@ -241,7 +80,9 @@ def _check_folder(folder: Path, train: TrainConfig, plan: Plan) -> None:
     check_fingerprint(folder, read_json(config)["fingerprint"], plan.fingerprint)
 
 
-def _resume(folder: Path, train: TrainConfig, ranks: Ranks, model, optimizer) -> RunState:
+def _resume(
+    folder: Path, train: TrainConfig, ranks: Ranks, model: Transformer, optimizer: HybridOptimizer
+) -> RunState:
     """Restore the newest checkpoint that is valid on every rank; a fresh state if there is none."""
     newest = newest_valid(folder)
     common = min(gather_objects(newest[0] if newest else 0, ranks))
