@@ -17,6 +17,7 @@ COMMANDS = {
     "prepare": ("sparkgpt.data.prepare", "raw source to training and held-out documents"),
     "cache": ("sparkgpt.data.cache", "documents to memory-mapped bytes, or their statistics"),
     "autotune": ("sparkgpt.autotune", "choose the fastest kernels of this machine"),
+    "coordinates": ("sparkgpt.coordinates", "muP's coordinate check, dense and MoE, as a record"),
     "train": ("sparkgpt.train.__main__", "train a model"),
     "eval": ("sparkgpt.evaluate", "loss of a run or an export on whole documents"),
     "generate": ("sparkgpt.generate", "continue a text"),

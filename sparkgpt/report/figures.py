@@ -110,6 +110,25 @@ def router(figure, report: Report) -> None:
     _load_maps(bottom, runs)
 
 
+def coordinates(figure, report: Report) -> None:
+    """muP's coordinate check: activation size over width, a line per module, routers dashed."""
+    if report.coordinates is None:
+        note(figure, "No coordinate check: run `sparkgpt coordinates`")
+        return
+    for axes, kind in zip(figure.subplots(1, 2), ("dense", "moe"), strict=True):
+        check = report.coordinates[kind]
+        for index, (name, sizes) in enumerate(sorted(check["sizes"].items())):
+            label = f"{name.removeprefix('layers.')}: {check['slopes'][name]:+.2f}"
+            line = {"color": style(index)["color"], "linestyle": "--" if "router" in name else "-"}
+            axes.loglog(check["widths"], sizes, marker="o", markersize=3, label=label, **line)
+        axes.set_xticks(check["widths"], check["widths"])
+        axes.minorticks_off()
+        axes.set(title=f"{kind} after {check['steps']} steps", xlabel="width")
+        axes.legend(title="module: log-log slope", fontsize=7.5, loc="upper left",
+                    bbox_to_anchor=(0, -0.18), ncols=2)  # fmt: skip
+    figure.axes[0].set_ylabel("mean absolute activation")
+
+
 FIGURES: dict[str, tuple[Callable[[Any, Report], None], tuple[float, float]]] = {
     "loss": (loss, (9.2, 4.0)),
     "matched": (matched, (9.2, 3.7)),
@@ -117,6 +136,7 @@ FIGURES: dict[str, tuple[Callable[[Any, Report], None], tuple[float, float]]] = 
     "lr": (lr, (9.2, 3.4)),
     "router": (router, (9.2, 6.2)),
     "utilization": (utilization, (8.2, 3.4)),
+    "coordinates": (coordinates, (9.2, 4.6)),
 }
 
 

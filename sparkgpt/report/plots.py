@@ -24,7 +24,7 @@ def draw(name: str, report: Report, path: Path) -> None:
     """Draw one plot of FIGURES to an SVG file; without runs it says so."""
     function, (width, height) = FIGURES[name]
     with drawing(width, height) as figure:
-        if report.runs:
+        if report.runs or report.coordinates:
             function(figure, report)
         else:
             note(figure, "Not measured: there are no records")

@@ -29,6 +29,7 @@ class Report:
     runs: list[Run]
     rows: list[Row]
     comparison: dict[str, Any] | None
+    coordinates: dict[str, Any] | None = None  # the record of `sparkgpt coordinates`
 
 
 def load_report(
@@ -39,7 +40,9 @@ def load_report(
     runs = load_runs(records, listed)
     compared = Path(comparison or Path(records) / "compare.json")
     content = read_json(compared) if comparison or compared.is_file() else None
-    return Report(runs, listed or rows_of(runs), content)
+    check = Path(records) / "coordinates.json"
+    coordinates = read_json(check) if check.is_file() else None
+    return Report(runs, listed or rows_of(runs), content, coordinates)
 
 
 def models(report: Report) -> list[dict[str, Any]]:
