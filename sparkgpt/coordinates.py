@@ -5,22 +5,21 @@ are. Under muP they don't depend on width: the slope of log size against log wid
 Source: Yang et al. 2022 (arXiv:2203.03466), appendix D.1.
 """
 
+from __future__ import annotations
+
 import json
 import math
 from dataclasses import replace
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from sparkgpt.config import ModelConfig, Parser, TrainConfig
 from sparkgpt.files import write_json
-from sparkgpt.loss import cross_entropy_sum
-from sparkgpt.model import Transformer
-from sparkgpt.model.mup import init_weights
-from sparkgpt.optim.hybrid import HybridOptimizer
 from sparkgpt.progress import progress
 from sparkgpt.vocab import BOS, EOS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SCHEMA = 1
 WIDTHS = (64, 128, 256, 512)
@@ -49,6 +48,13 @@ def shape(width: int, num_experts: int) -> ModelConfig:
 
 def activation_sizes(config: ModelConfig, train: TrainConfig, steps: int) -> dict[str, float]:
     """Module name -> mean absolute output after `steps` updates on one seeded batch."""
+    import torch
+
+    from sparkgpt.loss import cross_entropy_sum
+    from sparkgpt.model import Transformer
+    from sparkgpt.model.mup import init_weights
+    from sparkgpt.optim.hybrid import HybridOptimizer
+
     model = Transformer(config)
     init_weights(model, train)
     optimizer = HybridOptimizer(model, train)
@@ -120,6 +126,8 @@ def main(argv: list[str]) -> None:
 
 def _batch(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Four documents of 60 random letters: tokens, targets, positions (T,), cu_seqlens (5,)."""
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
     letters = torch.randint(97, 123, (4, 60), generator=generator)
     first, last = torch.full((4, 1), BOS), torch.full((4, 1), EOS)

@@ -13,7 +13,7 @@ FLOORS = (
     ("ops", "data"),
     ("model", "loss", "optim"),
     ("checkpoint", "distributed", "metrics", "provenance", "lock"),
-    ("train", "evaluate", "generate", "autotune", "export"),
+    ("train", "evaluate", "generate", "autotune", "coordinates", "export"),
     ("report",),
     ("cli", "__main__"),
 )

@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from sparkgpt.files import write_json
 from sparkgpt.report import compare, plots
 from sparkgpt.report.figures import FIGURES, mean_curve
 from sparkgpt.report.theme import DARK, LIGHT, SERIES
@@ -22,6 +23,14 @@ def paths(svg):
 def test_every_plot_repeats_byte_for_byte(records, rows, tmp_path):
     compare.main(["--records", str(records), "--pair", "dense:adamw", "--pair", "dense:moe"]
                  + ["--out", str(records / "compare.json")])  # fmt: skip
+    sizes = {"layers.0.attention.o": [0.5, 0.5, 0.6], "lm_head": [1.0, 1.1, 1.0]}
+    check = {
+        "widths": [64, 128, 256],
+        "steps": 10,
+        "sizes": sizes,
+        "slopes": dict.fromkeys(sizes, 0.0),
+    }
+    write_json(records / "coordinates.json", {"schema": 1, "dense": check, "moe": check})
     first = draw(records, tmp_path / "a", "--rows", str(rows))
     assert first == draw(records, tmp_path / "b", "--rows", str(rows))
     assert set(first) == set(FIGURES)
