@@ -16,7 +16,7 @@ from typing import Any
 import jsonschema
 import yaml
 
-from sparkgpt.config import parse_train
+from sparkgpt.config import ModelConfig, TrainConfig, parse_train
 from sparkgpt.errors import UserError
 from sparkgpt.fingerprint import code_digest, file_digest, fingerprint
 
@@ -82,22 +82,23 @@ class Profile:
     @property
     def autotune_flags(self) -> str:
         """Flags of `sparkgpt autotune`: every attention shape among the runs, one window size."""
-        parsed = [parse_train(shlex.split(flags)) for flags in self.run_flags.values()]
+        parsed = [self.parsed(run) for run in self.run_flags]
         shapes = {(m.attention_heads, m.kv_heads, m.head_dim) for m, _ in parsed}
-        device = {t.device for _, t in parsed}
-        window = max(t.tokens_per_batch for _, t in parsed)
-        longest = max(m.max_position_embeddings for m, _ in parsed)
-        if len(device) != 1:
+        devices = {t.device for _, t in parsed}
+        if len(devices) != 1:
             raise UserError(f"profile {self.name}: its runs name several devices; choose one")
-        attention = " ".join(f"--attention {n},{k},{h}" for n, k, h in sorted(shapes))
-        return (
-            f"--device {device.pop()} {attention} --tokens-per-batch {window} --longest {longest}"
-        )
+        words = [f"--device {devices.pop()}"]
+        words += [f"--attention {n},{k},{h}" for n, k, h in sorted(shapes)]
+        words.append(f"--tokens-per-batch {max(t.tokens_per_batch for _, t in parsed)}")
+        words.append(f"--longest {max(m.max_position_embeddings for m, _ in parsed)}")
+        return " ".join(words)
 
-    @property
-    def pairs(self) -> list[str]:
-        """Pairs of rows to compare, as A:B."""
-        return self.values["compare"]
+    def parsed(self, run: str) -> tuple[ModelConfig, TrainConfig]:
+        """A run's flags as the trainer reads them. UserError on impossible values."""
+        try:
+            return parse_train(shlex.split(self.run_flags[run]), prog=f"run {run} of {self.name}")
+        except UserError as error:
+            raise UserError(f"profile {self.name}, run {run}: {error}") from error
 
 
 def load_profile(config: Mapping[str, Any]) -> Profile:
@@ -211,12 +212,9 @@ def _check_rows(profile: Profile, where: str) -> None:
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"profile {profile.name}: row {name!r} is in its tables twice")
-    for run, flags in profile.run_flags.items():
-        try:
-            parse_train(shlex.split(flags), prog=f"run {run} of profile {profile.name}")
-        except UserError as error:
-            raise UserError(f"run {run} of profile {profile.name}: {error}") from error
+    for run in profile.run_flags:
+        profile.parsed(run)
     main = {row.name for row in profile.groups[MAIN].rows}
-    for pair in profile.pairs:
+    for pair in profile.values["compare"]:
         if not set(pair.split(":")) <= main:
             raise UserError(f"{where}: compare: {pair!r} names a row that the runs table lacks")

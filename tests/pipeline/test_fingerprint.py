@@ -41,7 +41,7 @@ STALE = {
     "model.attention": MODEL,
     "model.moe": MODEL,
     "model.mup": MODEL,
-    "ops.attention": MODEL,
+    "ops.attention": MODEL | {"autotune"},
     "optim.muon": MODEL,
     "loss": {"train"},
     "checkpoint": MODEL,

@@ -8,7 +8,9 @@ ROWS = {
     "gpu": {"train": 4, "fetch": 1},
     "gb10": {"train": 11, "fetch": 2, "verify": 2},
 }
-STAGES = "fetch verify prepare cache autotune train compare export check_hf check_mlx tables plot"
+STAGES = (
+    "fetch verify prepare cache autotune ready train compare export check_hf check_mlx tables plot"
+)
 
 
 @pytest.mark.parametrize("profile", ROWS)

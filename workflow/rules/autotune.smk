@@ -3,7 +3,7 @@
 
 rule autotune:
     output:
-        f"{RESULTS}/autotune.json",
+        AUTOTUNE,
     log:
         f"{RESULTS}/logs/autotune.log",
     threads: workflow.cores
@@ -14,3 +14,18 @@ rule autotune:
     shell:
         "python -m sparkgpt autotune {params.config} --threads {threads} --out {output}"
         " > {log} 2>&1"
+
+
+checkpoint ready:
+    # All that training reads is in place. From here Snakemake decides again, and by content, what
+    # is stale: what was rebuilt to the same bytes trains nothing anew. It is one checkpoint after
+    # everything, because the jobs below one that reruns are looked at only after such a point.
+    input:
+        MANIFESTS.values(),
+        AUTOTUNE,
+    output:
+        f"{RESULTS}/ready.txt",
+    log:
+        f"{RESULTS}/logs/ready.log",
+    shell:
+        "cat {input} > {output} 2> {log}"

@@ -6,6 +6,7 @@ RESULTS = profile.results
 ENVIRONMENT = environment()
 RECORD = ("config.json", "metrics.jsonl", "summary.json", "run.json")
 MANIFESTS = {split: f"{RESULTS}/data/{split}.cache/manifest.json" for split in ("train", "val")}
+AUTOTUNE = f"{RESULTS}/autotune.json"
 CACHED_BYTES = expand(
     f"{RESULTS}/data/{{split}}.cache/{{file}}",
     split=MANIFESTS,
@@ -13,6 +14,13 @@ CACHED_BYTES = expand(
 )
 SOURCES = {source["file"]: source for source in config["sources"].values()}
 PINS = {file: flag_text(source["flags"]) for file, source in SOURCES.items()}
+HF_FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 GROUP_OF = {group.records: group for group in profile.groups.values()}
 
 
@@ -29,16 +37,15 @@ def source_flags(wildcards, input):
     return [f"{flag} {path}" for flag, path in zip(("--source", "--val-source"), input.raw)]
 
 
-def made_manifests(wildcards):
-    """The caches' manifests, once they are made in this start: their content decides what is
-    stale after them, so that data rebuilt to the same bytes trains nothing anew."""
-    output = checkpoints.cache.get().output
-    return [output.train, output.val]
+def when_ready(wildcards):
+    """The file that says that all training inputs are made; reading it waits for them."""
+    return checkpoints.ready.get().output[0]
 
 
 def data_of(wildcards):
     """Content digests of the training and held-out documents."""
-    return data_digests(made_manifests(wildcards))
+    when_ready(wildcards)
+    return data_digests(MANIFESTS.values())
 
 
 def work_of(wildcards):
@@ -66,13 +73,13 @@ def checks_of(records):
 
 def comparison_of(records):
     """The comparison of the main group, if the profile has pairs."""
-    return [f"{records}/compare.json"] if profile.pairs and records == RESULTS else []
+    return [f"{records}/compare.json"] if config["compare"] and records == RESULTS else []
 
 
 def results_of(name):
     """Everything that a group of rows is run for."""
     records = profile.groups[name].records
-    hf = records_of(records, ["hf"]) if checks_of(records) else []
+    hf = records_of(records, [f"hf/{name}" for name in HF_FILES]) if checks_of(records) else []
     plots = expand(f"{records}/plots/{{plot}}.svg", plot=config["plots"])
     return (
         records_of(records)

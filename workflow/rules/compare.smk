@@ -11,7 +11,7 @@ rule compare:
     params:
         code=code("compare"),
         env=ENVIRONMENT,
-        pairs=[f"--pair {pair}" for pair in profile.pairs],
+        pairs=[f"--pair {pair}" for pair in config["compare"]],
     shell:
         "python -m sparkgpt compare --records {wildcards.records} {params.pairs}"
         " --out {output} > {log} 2>&1"

@@ -34,8 +34,8 @@ rule verify:
 
 rule prepare:
     input:
-        raw=ancient(expand(f"{RESULTS}/raw/{{raw}}", raw=SOURCES)),
-        verified=ancient(expand(rules.verify.output, raw=SOURCES)),
+        raw=expand(f"{RESULTS}/raw/{{raw}}", raw=SOURCES),
+        verified=expand(rules.verify.output, raw=SOURCES),
     output:
         train=f"{RESULTS}/data/train.jsonl",
         val=f"{RESULTS}/data/val.jsonl",
@@ -56,8 +56,7 @@ rule prepare:
         " > {log} 2>&1"
 
 
-checkpoint cache:
-    # One job for both: after two, Snakemake would decide on the runs while one is still missing.
+rule cache:
     input:
         train=rules.prepare.output.train,
         val=rules.prepare.output.val,

@@ -6,34 +6,37 @@ rule export:
         record="{records}/runs/{run}/run.json",
         weights=ancient("{records}/runs/{run}/model_final.safetensors"),
     output:
-        directory("{records}/runs/{run}/hf"),
+        multiext("{records}/runs/{run}/hf/", *HF_FILES),
     log:
         "{records}/logs/export-{run}.log",
     params:
         code=code("export"),
         env=ENVIRONMENT,
         run=subpath(input.record, parent=True),
+        folder=subpath(output[0], parent=True),
     shell:
-        "python -m sparkgpt export {params.run} --out {output} > {log} 2>&1"
+        "python -m sparkgpt export {params.run} --out {params.folder} > {log} 2>&1"
 
 
 rule check_hf:
     input:
         record="{records}/runs/{run}/run.json",
-        hf=ancient("{records}/runs/{run}/hf"),
+        config="{records}/runs/{run}/hf/config.json",
+        others=multiext("{records}/runs/{run}/hf/", *HF_FILES[1:]),
         val=ancient(f"{RESULTS}/data/val.cache/manifest.json"),
     output:
         "{records}/runs/{run}/check_hf.json",
     log:
         "{records}/logs/check_hf-{run}.log",
     params:
-        code=code("export", "check"),
+        code=code("check"),
         env=ENVIRONMENT,
         library="transformers",
         run=subpath(input.record, parent=True),
+        folder=subpath(input.config, parent=True),
         val=subpath(input.val, parent=True),
     shell:
-        "python -m sparkgpt check-export {input.hf} --run {params.run}"
+        "python -m sparkgpt check-export {params.folder} --run {params.run}"
         " --library {params.library} --data {params.val} --out {output} > {log} 2>&1"
 
 
@@ -43,8 +46,9 @@ use rule check_hf as check_mlx with:
     log:
         "{records}/logs/check_mlx-{run}.log",
     params:
-        code=code("export", "check"),
+        code=code("check"),
         env=ENVIRONMENT,
         library="mlx",
         run=subpath(input.record, parent=True),
+        folder=subpath(input.config, parent=True),
         val=subpath(input.val, parent=True),

@@ -6,8 +6,8 @@ rule train:
         train=ancient(MANIFESTS["train"]),
         val=ancient(MANIFESTS["val"]),
         content=ancient(CACHED_BYTES),
-        made=ancient(made_manifests),
-        autotune=ancient(rules.autotune.output),
+        ready=ancient(when_ready),
+        autotune=ancient(AUTOTUNE),
     output:
         multiext("{records}/runs/{run}/", *RECORD, "model_final.safetensors"),
     log:
