@@ -121,6 +121,9 @@ class TrainConfig:
     muon_lr: float = flag(4e-3, "learning rate of hidden matrices under Muon")
     muon_momentum: float = flag(0.95, "Muon's momentum")
     adamw_lr: float = flag(5e-4, "learning rate of AdamW's parameters")
+    adamw_matrix_lr: float = flag(
+        0.0, "rate of hidden matrices under --optimizer adamw, before muP's 1/m (0: --adamw-lr)"
+    )
     weight_decay: float = flag(0.01, "decoupled weight decay of embedding, gains and head")
     warmup_frac: float = flag(0.02, "share of the schedule that warms up (at least 10 steps)")
     lr_decay_factor: float = flag(0.1, "the cosine ends at this share of the peak rate")
@@ -172,7 +175,14 @@ class TrainConfig:
             "val_tokens",
         ):
             _at_least(self, name, 0)
-        for name in ("muon_lr", "adamw_lr", "router_lr", "weight_decay", "router_aux_loss_coef"):
+        for name in (
+            "muon_lr",
+            "adamw_lr",
+            "adamw_matrix_lr",
+            "router_lr",
+            "weight_decay",
+            "router_aux_loss_coef",
+        ):
             _at_least(self, name, 0)
         for name in ("val_interval_frac", "warmup_frac", "lr_decay_factor", "muon_momentum"):
             value = getattr(self, name)

@@ -24,14 +24,14 @@ class Group:
 def empty_groups(train: TrainConfig, ratio: float) -> dict[str, Group]:
     """The rule of each role at width ratio m, without parameters.
 
-    Under `--optimizer adamw` the hidden matrices get the AdamW rate divided by m, which is muP's
+    Under `--optimizer adamw` the hidden matrices get their AdamW rate divided by m, which is muP's
     rule for Adam (Yang et al. 2022, table 8), and no weight decay, as under Muon.
     """
     adamw, decay = train.adamw_lr, train.weight_decay
     if train.optimizer == "muon":
         matrices = ("muon", train.muon_lr, 0.0)
     else:
-        matrices = ("adamw", adamw / ratio, 0.0)
+        matrices = ("adamw", (train.adamw_matrix_lr or adamw) / ratio, 0.0)
     rules = {
         "embedding": ("adamw", adamw, decay),
         "gain": ("adamw", adamw, decay),

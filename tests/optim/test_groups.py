@@ -40,6 +40,9 @@ def test_adamw_alone_scales_hidden_matrices_by_width():
     groups = parameter_groups(model, TrainConfig(optimizer="adamw", adamw_lr=1e-3))
     rates = {g.role: (g.optimizer, g.lr) for g in groups}
     assert rates["hidden"] == rates["residual"] == ("adamw", 4e-3)
+    own = TrainConfig(optimizer="adamw", adamw_lr=1e-3, adamw_matrix_lr=2e-3)
+    rates = {g.role: g.lr for g in parameter_groups(model, own)}
+    assert rates["hidden"] == 8e-3 and rates["head"] == 4e-3 and rates["gain"] == 1e-3
 
 
 def test_initial_scales():
