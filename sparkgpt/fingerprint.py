@@ -30,6 +30,7 @@ ENTRIES = {
     "cache": ("sparkgpt.data.cache",),
     "autotune": ("sparkgpt.autotune",),
     "train": ("sparkgpt.train.__main__",),
+    "coordinates": ("sparkgpt.coordinates",),
     "compare": ("sparkgpt.report.compare",),
     "export": ("sparkgpt.export.hf",),
     "check": ("sparkgpt.export.check",),

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import random
 import re
 import shutil
@@ -18,6 +19,17 @@ PARTS = ("Snakefile", "profiles", "requirements", "sparkgpt", "workflow")
 WORDS = "the pipeline trains a small model on whole documents and then checks every export".split()
 
 
+# Run by every Python process of the first run: notes which modules of the package it imported.
+SPY = """
+import atexit, json, os, sys
+def note():
+    names = [name for name in sys.modules if name.split(".")[0] == "sparkgpt"]
+    with open(os.path.join({folder!r}, f"{{os.getpid()}}.json"), "w") as file:
+        json.dump([sys.orig_argv, names], file)
+atexit.register(note)
+"""
+
+
 class Project:
     """A copied checkout, with the calls that tests make in it."""
 
@@ -27,14 +39,16 @@ class Project:
             copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copyfile
             copy(ROOT / part, root / part)
 
-    def snakemake(self, *arguments, profile="tiny"):
+    def snakemake(self, *arguments, profile="tiny", **variables):
         command = [sys.executable, "-m", "snakemake", *arguments, "--config", f"profile={profile}"]
-        result = subprocess.run(command, cwd=self.root, capture_output=True, text=True)
+        result = subprocess.run(
+            command, cwd=self.root, capture_output=True, text=True, env=os.environ | variables
+        )
         return result.returncode, result.stdout + result.stderr
 
-    def run(self, *arguments):
+    def run(self, *arguments, **variables):
         """Run the pipeline; returns the names of the jobs that ran."""
-        code, output = self.snakemake("--cores", "2", *arguments)
+        code, output = self.snakemake("--cores", "2", *arguments, **variables)
         assert code == 0, output
         names = re.findall(r"^(?:local)?(?:rule|checkpoint) (\w+):", output, re.M)
         return sorted(name for name in names if name != "all")
@@ -80,7 +94,11 @@ def built(tmp_path_factory):
         prepare={"format": "jsonl", "max-document-bytes": 1023, "val-bytes": 2000, "seed": 0},
         train=smoke["train"] | {"target-tokens": 12000, "save-every": 2},
     )
-    project.first_jobs = project.run()
+    spy = project.root / "spy"
+    spy.mkdir()
+    (spy / "sitecustomize.py").write_text(SPY.format(folder=str(spy)))
+    project.first_jobs = project.run(PYTHONPATH=str(spy))
+    project.imported = [json.loads(path.read_text()) for path in spy.glob("*.json")]
     return project
 
 

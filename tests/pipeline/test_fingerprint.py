@@ -19,7 +19,8 @@ from sparkgpt.fingerprint import (
 EVERY = frozenset(ENTRIES)
 DATA = {"fetch", "prepare", "cache"}
 REPORT = {"compare", "tables", "plots"}
-MODEL = {"train", "export", "check"}  # whatever holds weights
+WEIGHTS = {"train", "export", "check"}
+MODEL = WEIGHTS | {"coordinates"}
 
 # Written by hand: one byte changed in a module makes exactly these stages stale.
 STALE = {
@@ -43,8 +44,8 @@ STALE = {
     "model.mup": MODEL,
     "ops.attention": MODEL | {"autotune"},
     "optim.muon": MODEL,
-    "loss": {"train"},
-    "checkpoint": MODEL,
+    "loss": {"train", "coordinates"},
+    "checkpoint": WEIGHTS,
     "train.run": {"train"},
     "train.step": {"train"},
     "evaluate": {"train"},
@@ -53,6 +54,7 @@ STALE = {
     "export.judge": {"check"},
     "export.probe_mlx": {"check"},
     "autotune": {"autotune"},
+    "coordinates": {"coordinates"},
     "report.compare": REPORT,
     "report.records": REPORT,
     "report.tables": {"tables"},

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from sparkgpt.fingerprint import ENTRIES, WITHOUT_RESULT, modules_of
+
 RECORDS = "results/tiny"
 AFTER_TRAINING = {"export": 2, "check_hf": 2, "check_mlx": 2, "compare": 1, "tables": 1, "plot": 6}
 
@@ -36,6 +38,19 @@ def test_everything_was_made(built):
         record = json.loads((folder / "run.json").read_text())
         assert record["weights_sha256"] and (folder / "hf" / "config.json").exists()
     assert "Dense" in (built.root / RECORDS / "tables.md").read_text()
+
+
+def test_digests_cover_what_each_stage_imported(built):
+    stages = {"check-export": "check", "sparkgpt.train": "train", "sparkgpt.export.probe": "check"}
+    seen = set()
+    for command, modules in built.imported:
+        names = [word for word in command if word in stages or word in ENTRIES]
+        if modules and names:
+            stage = stages.get(names[0], names[0])
+            seen.add(stage)
+            missing = set(modules) - set(modules_of(stage)) - WITHOUT_RESULT
+            assert not missing, (command, missing)
+    assert seen == set(ENTRIES) - {"coordinates"}
 
 
 def test_second_start_has_nothing_to_do(built):

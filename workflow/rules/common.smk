@@ -77,15 +77,11 @@ def comparison_of(records):
 
 
 def results_of(name):
-    """Everything that a group of rows is run for."""
+    """Everything that a group of rows is run for; outside the main group, losses alone."""
     records = profile.groups[name].records
-    hf = records_of(records, [f"hf/{name}" for name in HF_FILES]) if checks_of(records) else []
+    files = records_of(records) + [f"{records}/tables.md"]
+    if name != MAIN:
+        return files + [f"{records}/plots/loss.svg"]
     plots = expand(f"{records}/plots/{{plot}}.svg", plot=config["plots"])
-    return (
-        records_of(records)
-        + hf
-        + checks_of(records)
-        + comparison_of(records)
-        + [f"{records}/tables.md"]
-        + plots
-    )
+    exports = records_of(records, [f"hf/{file}" for file in HF_FILES]) if config["checks"] else []
+    return files + exports + checks_of(records) + comparison_of(records) + plots

@@ -24,6 +24,9 @@ rule plot:
     input:
         records=lambda wildcards: records_of(wildcards.records),
         comparison=lambda wildcards: comparison_of(wildcards.records),
+        coordinates=branch(
+            lambda wildcards: wildcards.plot == "coordinates", "{records}/coordinates.json", []
+        ),
         rows=lambda wildcards: GROUP_OF[wildcards.records].table,
     output:
         "{records}/plots/{plot}.svg",

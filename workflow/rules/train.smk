@@ -1,4 +1,5 @@
-# One job a run; it appears whole, and its checkpoints lie in a work folder of its own.
+# One job a run; it appears whole, and its checkpoints lie in a work folder of its own. Beside the
+# runs, the check that their rates carry over to other widths.
 
 
 rule train:
@@ -33,3 +34,17 @@ rule train:
         " --threads {threads} --out-dir {params.work}-t{threads} --publish {params.folder}"
         " --resume --save-final --no-hf-export"
         " --expect-code {params.code} --attempt {resources.attempt} 2>&1 | tee -i {log}"
+
+
+rule coordinates:
+    # muP's coordinate check: activation sizes over width, on synthetic text.
+    output:
+        "{records}/coordinates.json",
+    log:
+        "{records}/logs/coordinates.log",
+    threads: workflow.cores
+    params:
+        code=code("coordinates"),
+        env=ENVIRONMENT,
+    shell:
+        "python -m sparkgpt coordinates --out {output} > {log} 2>&1"
