@@ -102,12 +102,16 @@ def _flash_attn(q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen):
 def _varlen_attn(q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen):
     from torch.nn.attention.varlen import varlen_attn
 
-    groups = q_TNH.shape[1] // k_TKH.shape[1]
-    k_TNH = k_TKH.repeat_interleave(groups, 1)
-    v_TNH = v_TKH.repeat_interleave(groups, 1)
-    # window_size (left, right): unbounded to the left, nothing to the right, which is causal.
     return varlen_attn(
-        q_TNH, k_TNH, v_TNH, cu_seqlens_S, cu_seqlens_S, max_seqlen, max_seqlen, window_size=(-1, 0)
+        q_TNH,
+        k_TKH,
+        v_TKH,
+        cu_seqlens_S,
+        cu_seqlens_S,
+        max_seqlen,
+        max_seqlen,
+        window_size=(-1, 0),  # (left, right): all to the left, nothing to the right: causal
+        enable_gqa=True,
     )
 
 
