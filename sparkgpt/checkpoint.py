@@ -9,16 +9,46 @@ import shutil
 import sys
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sparkgpt.config import ModelConfig, from_values
 from sparkgpt.errors import UserError
-from sparkgpt.files import read_json, replacing, replacing_directory, sha256_file, write_json
+from sparkgpt.files import (
+    read_json,
+    read_section,
+    replacing,
+    replacing_directory,
+    sha256_file,
+    write_json,
+)
 from sparkgpt.model.transformer import Transformer
 from sparkgpt.optim.hybrid import HybridOptimizer
 
 FINAL_WEIGHTS = "model_final.safetensors"
+PARTS = {"model.safetensors", "optimizer.safetensors", "state.json"}
+
+
+def write_tensors(
+    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+) -> None:
+    """A safetensors file that appears by rename. UserError when the disk is full."""
+    with replacing(path) as temporary:  # save_file alone would make the file private, too
+        try:
+            save_file(tensors, temporary, metadata)
+        except SafetensorError as error:
+            raise UserError(
+                f"cannot write {path}: {error}; free space or choose another place", exit_code=1
+            ) from error
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU. UserError when missing or damaged."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot read {path}: {error}; restore it or make it again") from error
 
 
 def save_step(
@@ -27,12 +57,10 @@ def save_step(
     """Write `folder`/step<step>/ and return it. `state` is the JSON of everything but tensors."""
     path = folder / f"step{step}"
     with replacing_directory(path) as temporary:
-        save_file(_on_cpu(model.state_dict()), temporary / "model.safetensors")
-        save_file(_on_cpu(optimizer.state_dict()), temporary / "optimizer.safetensors")
+        write_tensors(temporary / "model.safetensors", _on_cpu(model.state_dict()))
+        write_tensors(temporary / "optimizer.safetensors", _on_cpu(optimizer.state_dict()))
         write_json(temporary / "state.json", {"step": step, **state})
-        for file in temporary.iterdir():
-            file.chmod(0o644)  # safetensors makes its files private
-        digests = {file.name: sha256_file(file) for file in sorted(temporary.iterdir())}
+        digests = {name: sha256_file(temporary / name) for name in sorted(PARTS)}
         write_json(temporary / "manifest.json", {"format": 1, "sha256": digests})
     return path
 
@@ -40,9 +68,11 @@ def save_step(
 def is_valid(path: Path) -> bool:
     """Whether every file of a checkpoint is there with the sha256 that its manifest gives."""
     try:
-        digests = read_json(path / "manifest.json")["sha256"]
-        return all(sha256_file(path / name) == digest for name, digest in digests.items())
-    except (UserError, OSError, KeyError, AttributeError):
+        digests = read_section(path / "manifest.json", "sha256")
+        return digests.keys() == PARTS and all(
+            sha256_file(path / name) == digest for name, digest in digests.items()
+        )
+    except (UserError, OSError):
         return False
 
 
@@ -77,8 +107,8 @@ def prune(folder: Path, keep_last: int) -> None:
 
 def load_step(path: Path, model: Transformer, optimizer: HybridOptimizer) -> dict:
     """Restore model and optimizer from a checkpoint; returns its state.json."""
-    model.load_state_dict(load_file(path / "model.safetensors"))
-    optimizer.load_state_dict(load_file(path / "optimizer.safetensors"))
+    model.load_state_dict(read_tensors(path / "model.safetensors"))
+    optimizer.load_state_dict(read_tensors(path / "optimizer.safetensors"))
     return read_json(path / "state.json")
 
 
@@ -98,8 +128,7 @@ def check_fingerprint(path: Path, saved: dict, current: dict) -> None:
 
 def save_final(folder: Path, model: Transformer) -> str:
     """Write `folder`/model_final.safetensors; returns its sha256."""
-    with replacing(folder / FINAL_WEIGHTS) as temporary:
-        save_file(_on_cpu(model.state_dict()), temporary)
+    write_tensors(folder / FINAL_WEIGHTS, _on_cpu(model.state_dict()))
     return sha256_file(folder / FINAL_WEIGHTS)
 
 
@@ -107,16 +136,25 @@ def read_run(folder: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Model config and float32 weights (native names) of a finished run or of one checkpoint.
 
     `folder` is a run folder with model_final.safetensors, or a step<N>/ folder inside one.
+    UserError when it is neither, or damaged.
     """
     folder = Path(folder)
-    weights = folder / FINAL_WEIGHTS
-    home = folder
+    weights, home = folder / FINAL_WEIGHTS, folder
     if not weights.exists() and (folder / "model.safetensors").exists():
         weights, home = folder / "model.safetensors", folder.parent
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}; give a run's folder")
     if not weights.exists():
-        raise UserError(f"{folder}: no {FINAL_WEIGHTS} there; train with --save-final")
-    config = from_values(ModelConfig, read_json(home / "config.json")["model"])
-    return config, load_file(weights)
+        saved = ", ".join(path.name for _, path in steps_in(folder)) or "no checkpoint"
+        raise UserError(
+            f"{folder} has no {FINAL_WEIGHTS} (it has {saved}); train with --save-final"
+        )
+    values = read_section(home / "config.json", "model")
+    try:
+        config = from_values(ModelConfig, values)
+    except TypeError as error:
+        raise UserError(f"{home / 'config.json'}: {error}; restore it") from error
+    return config, read_tensors(weights)
 
 
 def _on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:

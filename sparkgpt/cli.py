@@ -4,6 +4,7 @@ No number lives here, so that an edit to this file makes no result stale.
 """
 
 import difflib
+import errno
 import importlib
 import os
 import sys
@@ -34,6 +35,9 @@ COMMANDS = {
 def main(argv: list[str] | None = None) -> int:
     """Run one subcommand; returns the exit code and prints any error as one line on stderr."""
     argv = sys.argv[1:] if argv is None else argv
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller, as in `>&-`
+            setattr(sys, name, open(os.devnull, "w"))
     debug = "--debug" in argv
     try:
         code = _run([word for word in argv if word != "--debug"])
@@ -82,4 +86,5 @@ def _explain(error: BaseException) -> tuple[str, int]:
         return "interrupted", 130
     place = f"{error.filename}: " if error.filename else ""
     reason = error.strerror or str(error)
-    return f"{place}{reason}; free space or choose another place, --debug tells where", 1
+    advice = "free space or choose another place" if error.errno == errno.ENOSPC else "see --debug"
+    return f"{place}{reason}; {advice}", 1

@@ -6,11 +6,14 @@ A flag is a dataclass field; its help text is the field's metadata. Standard lib
 
 import argparse
 import dataclasses
+import math
 import sys
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from sparkgpt.errors import UserError
+
+MOST_THREADS = 65_536
 
 
 def flag(default: Any, text: str, **options: Any) -> Any:
@@ -42,6 +45,7 @@ class ModelConfig:
     rms_norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
+        _check_numbers(self, most=2**24)
         for name in ("model_layers", "model_dim", "attention_heads", "kv_heads", "head_dim"):
             _at_least(self, name, 1)
         for name in ("intermediate_size", "max_position_embeddings", "decoder_sparse_step"):
@@ -58,6 +62,12 @@ class ModelConfig:
             raise UserError(
                 f"--head-dim {self.head_dim} is odd; RoPE rotates pairs, choose an even one"
             )
+        for layer in self.mlp_only_layers:
+            if not 0 <= layer < self.model_layers:
+                raise UserError(
+                    f"--mlp-only-layers names layer {layer}, but there are {self.model_layers} "
+                    f"layers, 0 to {self.model_layers - 1}"
+                )
         if self.num_experts:
             self._check_experts()
 
@@ -68,12 +78,6 @@ class ModelConfig:
                 f"--num-experts-per-tok {self.num_experts_per_tok} must lie between 1 and "
                 f"--num-experts {self.num_experts}"
             )
-        for layer in self.mlp_only_layers:
-            if not 0 <= layer < self.model_layers:
-                raise UserError(
-                    f"--mlp-only-layers names layer {layer}, but there are {self.model_layers} "
-                    f"layers, 0 to {self.model_layers - 1}"
-                )
         if not self.sparse_layers:
             raise UserError(
                 f"--num-experts {self.num_experts}, but no layer is sparse with "
@@ -156,6 +160,7 @@ class TrainConfig:
     wandb_tags: str = flag("", "its tags, separated by commas")
 
     def __post_init__(self) -> None:
+        _check_numbers(self, most=2**62)
         for name in (
             "tokens_per_batch",
             "accumulate",
@@ -179,6 +184,9 @@ class TrainConfig:
             "muon_lr",
             "adamw_lr",
             "adamw_matrix_lr",
+            "mup_emb_std",
+            "mup_hidden_std",
+            "router_init_std",
             "router_lr",
             "weight_decay",
             "router_aux_loss_coef",
@@ -190,7 +198,9 @@ class TrainConfig:
                 raise UserError(f"{flag_name(name)} {value}: must lie between 0 and 1")
         if self.target_tokens < 1:
             raise UserError(f"--target-tokens {self.target_tokens}: must be at least 1")
-        if not self.run_name or "/" in self.run_name or self.run_name in (".", ".."):
+        if self.threads > MOST_THREADS:
+            raise UserError(f"--threads {self.threads}: must be at most {MOST_THREADS}")
+        if not self.run_name.isprintable() or not self.run_name.strip(".") or "/" in self.run_name:
             raise UserError(f"--run-name {self.run_name!r}: must be a plain folder name")
 
     @property
@@ -199,11 +209,21 @@ class TrainConfig:
         return self.seed if self.data_seed < 0 else self.data_seed
 
 
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows a default where there is one and the help text doesn't say it already."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help or ""
+        empty = action.default in (None, "", (), [], False) or action.required
+        told = f"({action.default}:" in text or "(default" in text
+        return text if empty or told else super()._get_help_string(action)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse whose errors are one line, `sparkgpt: error: ...`, with exit code 2."""
 
     def __init__(self, *args: Any, **kwargs: Any):
-        kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
+        kwargs.setdefault("formatter_class", HelpFormatter)
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
 
@@ -258,6 +278,16 @@ def _layer_list(text: str) -> tuple[int, ...]:
 
 
 _layer_list.__name__ = "comma-separated layers"  # argparse quotes it in its error
+
+
+def _check_numbers(config: Any, most: int) -> None:
+    """UserError for a number that is not finite, or a whole one beyond `most` either way."""
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{flag_name(item.name)} {value}: must be a finite number")
+        if isinstance(value, int) and abs(value) > most:
+            raise UserError(f"{flag_name(item.name)} {value}: must be at most {most}")
 
 
 def _at_least(config: Any, name: str, lowest: int) -> None:

@@ -108,13 +108,24 @@ def read_json(path: Path | str) -> dict:
     """Read a JSON object. UserError when it is missing or damaged."""
     try:
         with open(path, encoding="utf-8") as file:
-            return json.load(file)
+            value = json.load(file)
+        if not isinstance(value, dict):
+            raise ValueError(f"a {type(value).__name__}, not an object")
+        return value
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise UserError(
-            f"{path} is not valid JSON ({error}); remove it and make it again"
+            f"{path} is not a JSON object ({error}); restore it or make it again"
         ) from error
+
+
+def read_section(path: Path | str, name: str) -> dict:
+    """The object under key `name` of a JSON file. UserError when it isn't there."""
+    section = read_json(path).get(name)
+    if not isinstance(section, dict):
+        raise UserError(f"{path} has no object {name!r}; it is not what sparkgpt wrote")
+    return section
 
 
 def _umask() -> int:

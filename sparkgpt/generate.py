@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import codecs
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,8 +42,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise UserError(f"--temperature {self.temperature}: must be at least 0")
+        if not 0 <= self.temperature < math.inf:
+            raise UserError(f"--temperature {self.temperature}: must be a number from 0 up")
+        if abs(self.seed) >= 2**63:
+            raise UserError(f"--seed {self.seed}: must fit in 63 bits")
         if self.top_k < 0:
             raise UserError(f"--top-k {self.top_k}: must be at least 0")
         if not 0 < self.top_p <= 1:
@@ -111,7 +114,9 @@ def choose(
         return int(logits_V.argmax())
     best_V, order_V = logits_V.sort(descending=True, stable=True)
     kept = slice(0, sampling.top_k or None)
-    probs = torch.softmax(best_V[kept] / sampling.temperature, dim=0)
+    # Minus the largest first, so that a tiny temperature is greedy instead of 0 * infinity.
+    scaled = (best_V[kept] - best_V[0]) / sampling.temperature
+    probs = torch.softmax(scaled, dim=0)
     # The smallest leading set whose probability reaches top_p, so the likeliest always stays.
     probs[probs.cumsum(0) - probs >= sampling.top_p] = 0
     return int(order_V[kept][torch.multinomial(probs, 1, generator=generator)])

@@ -99,7 +99,18 @@ class WandbRun:
             raise UserError(
                 "--wandb: the package wandb is not installed; pip install it"
             ) from error
-        self.run = wandb.init(
+        try:
+            self.run = self._init(wandb, train, values, folder)
+        except wandb.errors.Error as error:
+            raise UserError(
+                f"--wandb: {' '.join(str(error).split())}; run `wandb login`, "
+                "or set WANDB_MODE=offline",
+                exit_code=1,
+            ) from error
+
+    @staticmethod
+    def _init(wandb, train: TrainConfig, values: dict[str, object], folder: Path):
+        return wandb.init(
             project=train.wandb_project,
             entity=train.wandb_entity or None,
             name=train.wandb_run_name or train.run_name,

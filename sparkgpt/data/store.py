@@ -48,7 +48,9 @@ class ByteCache:
         path = Path(path)
         manifest = read_manifest(path)
         if manifest is None:
-            raise UserError(f"{path} is not a byte cache of format {FORMAT}; {AGAIN}")
+            raise UserError(
+                f"{path} is not a byte cache of format {FORMAT}; give a cache or a JSONL file"
+            )
         content = _map(path / "bytes.bin", np.dtype(np.uint8), manifest["bytes"])
         offsets = _map(path / "offsets.bin", OFFSET, manifest["documents"] + 1)
         if offsets[0] or offsets[-1] != len(content) or np.any(offsets[1:] < offsets[:-1]):

@@ -168,10 +168,13 @@ def check_lengths(cache: ByteCache, limits: dict[str, int]) -> None:
     name, limit = min(limits.items(), key=lambda item: item[1])
     over = np.flatnonzero(positions > limit)
     if len(over):
+        others = f", as do {len(over) - 1} others" if len(over) > 1 else ""
+        advice = f"raise {name}"
+        if limit > 1:  # a limit of 0 bytes would mean none
+            advice += f" or leave out with `sparkgpt prepare --max-document-bytes {limit - 1}`"
         raise UserError(
             f"document {over[0]} (from 0) of {cache.path} fills {positions[over[0]]} positions "
-            f"(bytes + 1), more than {name} {limit}, as do {len(over) - 1} others; raise {name} or "
-            f"leave them out with `sparkgpt prepare --max-document-bytes {limit - 1}`"
+            f"(bytes + 1), more than {name} {limit}{others}; {advice}"
         )
 
 

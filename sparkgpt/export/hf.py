@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from sparkgpt.errors import UserError
 from sparkgpt.export.hf_config import from_hf_config, generation_config, to_hf_config
 from sparkgpt.export.layout import join, split
 from sparkgpt.export.tokenizer import tokenizer_config, tokenizer_json
-from sparkgpt.files import read_json, replacing, replacing_directory, sha256_file, write_json
+from sparkgpt.files import read_json, replacing_directory, sha256_file, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+EXPORTED = re.compile(
+    r"(generation_|tokenizer_)?config\.json|tokenizer\.json"
+    r"|model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
+)
 SHARD_BYTES = 5_000_000_000  # of tensor data in one file
 
 
@@ -41,8 +46,9 @@ def write_hf(
 
     `dtype` is that of the weights on disk; `metadata` goes into the safetensors headers; more than
     `shard_bytes` of tensors are split over several files with an index. UserError when `state`
-    lacks a tensor, has one too many, or one of the wrong shape.
+    lacks a tensor, has one too many, or one of the wrong shape, or `out` holds anything else.
     """
+    _check_replaceable(Path(out))
     dtype = str(dtype).removeprefix("torch.")
     parts = split(dict(state), config)
     with replacing_directory(out) as folder:
@@ -53,11 +59,20 @@ def write_hf(
         write_json(folder / "tokenizer_config.json", tokenizer_config())
 
 
+def _check_replaceable(out: Path) -> None:
+    """UserError unless `out` is free, or holds nothing but an older export."""
+    if not out.exists():
+        return
+    if not out.is_dir() or not all(EXPORTED.fullmatch(file.name) for file in out.iterdir()):
+        raise UserError(f"{out} exists and is not an export; choose another --out")
+
+
 def _write_weights(
     parts: dict[str, Tensor], folder: Path, dtype: str, metadata: dict[str, str], limit: int
 ) -> None:
     import torch
-    from safetensors.torch import save_file
+
+    from sparkgpt.checkpoint import write_tensors
 
     to = getattr(torch, dtype)
     shards = _shards(parts, limit // to.itemsize)
@@ -73,8 +88,7 @@ def _write_weights(
         tensors = {
             part: parts[part].detach().to("cpu", to, copy=True).contiguous() for part in shard
         }
-        with replacing(folder / name) as temporary:  # save_file alone makes the file private
-            save_file(tensors, temporary, metadata={**metadata, "format": "pt"})
+        write_tensors(folder / name, tensors, {**metadata, "format": "pt"})
 
 
 def _shards(parts: dict[str, Tensor], limit: int) -> list[list[str]]:
@@ -96,11 +110,13 @@ def read_hf(directory: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
     The exact inverse of `write_hf`. UserError when a file or tensor is missing, unexpected or of
     another shape, or the config is another model's.
     """
+    from sparkgpt.checkpoint import read_tensors
+
     directory = Path(directory)
     config = from_hf_config(read_json(directory / "config.json"), directory / "config.json")
     parts = {}
     for path in weight_files(directory):
-        parts |= _read_safetensors(path)
+        parts |= read_tensors(path)
     return config, join(parts, config, directory)
 
 
@@ -114,24 +130,14 @@ def weight_files(directory: Path) -> list[Path]:
     ]
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is missing; export the model again") from error
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot read {path}: {error}; export the model again") from error
-
-
 def main(argv: list[str]) -> int:
     """`sparkgpt export`."""
     args = _parser().parse_args(argv)
     from sparkgpt.checkpoint import read_run
 
     run, out = Path(args.run), Path(args.out)
+    if not args.out:
+        raise UserError("--out is empty; name a folder")
     config, state = read_run(run / f"step{args.step}" if args.step else run)
     metadata = {"run": run.resolve().name} | ({"step": str(args.step)} if args.step else {})
     write_hf(state, config, out, dtype=args.dtype, metadata=metadata)

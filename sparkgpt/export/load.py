@@ -8,6 +8,7 @@ from torch import Tensor
 from sparkgpt.checkpoint import read_run
 from sparkgpt.config import ModelConfig
 from sparkgpt.distributed import choose_device
+from sparkgpt.errors import UserError
 from sparkgpt.export.hf import read_hf
 from sparkgpt.files import read_json
 from sparkgpt.model import Transformer
@@ -37,5 +38,11 @@ def build_model(config: ModelConfig, state: dict[str, Tensor], device: torch.dev
     with torch.device("meta"):
         model = Transformer(config, dtype, choose_backend("auto", device))
     weights = {name: value.to(device, torch.float32) for name, value in state.items()}
-    model.load_state_dict(weights, assign=True)
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        first = str(error).split("\n")[1].strip()
+        raise UserError(
+            f"these weights are not the model's of their config.json: {first}"
+        ) from error
     return model.eval()

@@ -15,7 +15,7 @@ def attention_choice(path: str, heads: int, kv_heads: int, head_dim: int) -> str
     choices = read_json(path).get("choices", {})
     if key not in choices:
         raise UserError(
-            f"{path} holds no choice for {key}; run `sparkgpt autotune --attention "
-            f"{heads},{kv_heads},{head_dim} --out {path}`"
+            f"--autotune {path} holds no choice for {key}; make a record with `sparkgpt autotune "
+            f"--attention {heads},{kv_heads},{head_dim}`"
         )
     return choices[key]["winner"]

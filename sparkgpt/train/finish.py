@@ -121,10 +121,13 @@ def write_hf_twin(folder: Path, step: int, model: Transformer) -> None:
     write_hf(folder / f"hf_step{step}", model)
 
 
-def adopt(folder: Path, plan: Plan) -> bool:
-    """Whether `folder` already holds this run, complete (its fingerprint was checked before)."""
-    record = folder / "run.json"
-    return record.exists() and read_json(folder / "summary.json")["steps"] >= plan.steps
+def adopt(folder: Path, train: TrainConfig, plan: Plan) -> bool:
+    """Whether `folder` already holds all that is asked for (its fingerprint was checked before)."""
+    if not (folder / "run.json").exists():
+        return False
+    if read_json(folder / "summary.json")["steps"] < plan.steps:
+        return False
+    return not train.save_final or (folder / FINAL_WEIGHTS).exists()
 
 
 def publish(folder: Path, train: TrainConfig) -> None:

@@ -9,6 +9,7 @@ from sparkgpt.checkpoint import prune, save_step
 from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.data.stream import Window, prefetch
 from sparkgpt.distributed import Ranks, gather_objects
+from sparkgpt.errors import UserError
 from sparkgpt.evaluate import evaluate
 from sparkgpt.loss import router_summary
 from sparkgpt.metrics import MetricsFile, Throughput, TrainingClock, WandbRun
@@ -61,13 +62,14 @@ class Trainer:
             PREFETCH,
         )
         try:
-            with progress("training, steps", plan.steps - state.step) as bar:
+            with progress("training, steps", plan.steps) as bar:
+                bar.advance(state.step)
                 self.clock.start()
                 for windows in batches:
                     stopping = self.one_step(windows, bool(request))
-                    bar.advance(1, self.note())
                     if state.step in plan.val_steps:
                         self.validate()
+                    bar.advance(1, self.note())
                     if stopping and state.step < plan.steps:
                         return self.stop(request.name or "another rank's signal")
                     if train.save_every and self.is_save_step():
@@ -119,6 +121,12 @@ class Trainer:
 
     def _log(self, result: StepResult, loss: float, real_total: int, factor: float) -> None:
         state, train = self.state, self.train
+        if not math.isfinite(loss):
+            raise UserError(
+                f"the loss is {loss} at step {state.step} of {train.run_name}; lower --muon-lr or "
+                "--adamw-lr and start again under another --run-name",
+                exit_code=1,
+            )
         state.train_loss = loss
         if state.initial_loss is None:
             state.initial_loss = loss

@@ -13,7 +13,10 @@ from sparkgpt.data.stream import (
     empty_window,
     validation_windows,
 )
+from sparkgpt.errors import UserError
 from sparkgpt.fingerprint import code_digest
+
+MOST_EPOCHS = 10_000
 
 # What may change between the attempts of one run: cadence of logs and saves, places, and what is
 # allowed but not exact in the last bits (device, threads, back end, compilation).
@@ -64,6 +67,7 @@ def make_plan(model: ModelConfig, train: TrainConfig, world: int) -> Plan:
     }
     cache = open_documents(train.train_path)
     check_lengths(cache, limits)
+    _check_epochs(cache, train)
     stream = WindowStream(
         cache, window=train.tokens_per_batch, buffer=train.pack_buffer, seed=train.order_seed
     )
@@ -98,11 +102,9 @@ def validation_steps(train: TrainConfig, schedule_steps: int, steps: int) -> fro
     if train.val_interval_steps:
         marks = range(train.val_interval_steps, steps + 1, train.val_interval_steps)
     elif train.val_interval_frac:
-        count = math.floor(1 / train.val_interval_frac + 1e-9)
-        marks = [
-            math.ceil(schedule_steps * train.val_interval_frac * i - 1e-9)
-            for i in range(1, count + 1)
-        ]
+        # Step s is a mark when a multiple of the interval lies in (s - 1, s].
+        passed = lambda step: math.floor(step / (schedule_steps * train.val_interval_frac) + 1e-9)
+        marks = [step for step in range(1, steps + 1) if passed(step) > passed(step - 1)]
     else:
         marks = []
     return frozenset(mark for mark in marks if 1 <= mark <= steps) | {steps}
@@ -119,6 +121,16 @@ def fingerprint(
     values |= {"train_digest": data["train"]["digest"], "stream_digest": data["stream"]}
     values["val_digest"] = data["val"]["digest"] if data["val"] else None
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+def _check_epochs(cache: ByteCache, train: TrainConfig) -> None:
+    """Each epoch is planned on its own: absurdly many would look like a hang."""
+    epochs = train.target_tokens / (len(cache) + int(cache.offsets[-1]))
+    if epochs > MOST_EPOCHS:
+        raise UserError(
+            f"--target-tokens {train.target_tokens:.6g} means {epochs:,.0f} epochs of "
+            f"{train.train_path}, more than {MOST_EPOCHS:,}; lower it, or bring more documents"
+        )
 
 
 def _validation(cache: ByteCache | None, train: TrainConfig, limits: dict) -> list[Window]:

@@ -1,6 +1,7 @@
 """One run from start, or from its newest checkpoint, to its record."""
 
 import dataclasses
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from sparkgpt.checkpoint import check_fingerprint, load_step, newest_valid, step
 from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.distributed import Ranks, choose_device, gather_objects, start, stop
 from sparkgpt.errors import UserError
-from sparkgpt.files import read_json, write_json
+from sparkgpt.files import make_directory, read_section, write_json
 from sparkgpt.lock import folder_lock
 from sparkgpt.metrics import cut_metrics
 from sparkgpt.model.cost import parameter_counts
@@ -46,9 +47,11 @@ def run(model_config: ModelConfig, train: TrainConfig, argv: list[str]) -> int:
 def _locked_run(
     model_config: ModelConfig, train: TrainConfig, argv: list[str], ranks: Ranks, folder: Path
 ) -> int:
+    if train.publish:
+        make_directory(train.publish)  # now, not after hours of training
     plan = make_plan(model_config, train, ranks.world)
     _check_folder(folder, train, plan)
-    if adopt(folder, plan):
+    if adopt(folder, train, plan):
         print(f"{folder}: already complete", file=sys.stderr)
         publish(folder, train)
         return 0
@@ -57,9 +60,9 @@ def _locked_run(
     if train.resume:
         state = _resume(folder, train, ranks, model, optimizer)
     state.begin_attempt()
+    trainer = Trainer(model_config, train, plan, ranks, folder, model, optimizer, state)
     if ranks.is_main:
         write_json(folder / "config.json", _config_values(model_config, train, plan))
-    trainer = Trainer(model_config, train, plan, ranks, folder, model, optimizer, state)
     if not trainer.loop():
         return EXIT_STOPPED
     if ranks.is_main:
@@ -77,7 +80,7 @@ def _check_folder(folder: Path, train: TrainConfig, plan: Plan) -> None:
         raise UserError(
             f"{folder} already holds a run; continue it with --resume, or choose another --run-name"
         )
-    check_fingerprint(folder, read_json(config)["fingerprint"], plan.fingerprint)
+    check_fingerprint(folder, read_section(config, "fingerprint"), plan.fingerprint)
 
 
 def _resume(
@@ -96,7 +99,10 @@ def _resume(
         cut_metrics(folder / "metrics.jsonl", state.step)
     for step, path in steps_in(folder):
         if step > state.step:  # damaged, or ahead of the other ranks: about to be written again
-            path.rename(path.with_name(f".{path.name}.stale"))
+            stale = path.with_name(f".{path.name}.stale")
+            shutil.rmtree(stale, ignore_errors=True)
+            path.rename(stale)
+            shutil.rmtree(folder / f"hf_{path.name}", ignore_errors=True)
     return state
 
 
@@ -109,9 +115,5 @@ def _config_values(model: ModelConfig, train: TrainConfig, plan: Plan) -> dict:
         "data": plan.data,
         "steps": plan.steps,
         "schedule_steps": plan.schedule_steps,
-        "packing": {
-            "windows": plan.windows,
-            "planned_tokens": sum(plan.step_real_tokens(s) for s in range(plan.steps)),
-        },
         "fingerprint": plan.fingerprint,
     }
