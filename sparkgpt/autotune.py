@@ -11,9 +11,9 @@ import statistics
 import time
 from pathlib import Path
 
-from sparkgpt.config import Parser
 from sparkgpt.errors import UserError
 from sparkgpt.files import write_json
+from sparkgpt.flags import Parser
 from sparkgpt.ops.choices import attention_key
 from sparkgpt.progress import progress
 
@@ -54,10 +54,12 @@ def tune_attention(shape: tuple[int, int, int], device, window: int, longest: in
         name: {
             "median_ms": round(statistics.median(seconds[name]) * 1e3, 3),
             "bit_identical": all(map(torch.equal, results[name], reference)),
+            "finite": all(tensor.isfinite().all().item() for tensor in results[name]),
         }
         for name in names
     }
-    allowed = [n for n in names if device.type == "cuda" or candidates[n]["bit_identical"]]
+    must = "finite" if device.type == "cuda" else "bit_identical"
+    allowed = [name for name in names if candidates[name][must]]
     winner = min(allowed, key=lambda name: candidates[name]["median_ms"])
     return {"winner": winner, "reference": names[0], "candidates": candidates}
 
@@ -85,7 +87,7 @@ def main(argv: list[str]) -> None:
     from sparkgpt.provenance import device_state, platform_state, versions
 
     device = torch.device(choose_device(args.device))
-    if args.threads:
+    if args.threads > 0:
         torch.set_num_threads(args.threads)
     choices = {
         attention_key(*shape): tune_attention(shape, device, args.tokens_per_batch, args.longest)
@@ -94,6 +96,8 @@ def main(argv: list[str]) -> None:
     record = {
         "schema": SCHEMA,
         "choices": choices,
+        "window": args.tokens_per_batch,
+        "longest": args.longest,
         "device": device_state(device),
         "platform": platform_state(),
         "versions": versions(),

@@ -7,6 +7,7 @@ manifest.json (sha256 of the other three); it appears by one rename.
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -86,23 +87,31 @@ def steps_in(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
-def newest_valid(folder: Path, at_most: int | None = None) -> tuple[int, Path] | None:
-    """The newest checkpoint whose digests hold (up to step `at_most`); damaged ones are named."""
+def valid_steps(folder: Path) -> set[int]:
+    """Steps of the checkpoints whose digests hold; damaged ones are named."""
+    valid = set()
     for step, path in steps_in(folder):
-        if at_most is not None and step > at_most:
-            continue
         if is_valid(path):
-            return step, path
-        print(f"{path}: damaged or incomplete, passed over", file=sys.stderr)
-    return None
+            valid.add(step)
+        else:
+            print(f"{path}: damaged or incomplete, passed over", file=sys.stderr)
+    return valid
 
 
 def prune(folder: Path, keep_last: int) -> None:
-    """Remove checkpoints (and their hf_step twins) older than the `keep_last` newest valid ones."""
-    valid = [path for _, path in steps_in(folder) if is_valid(path)]
-    for path in valid[keep_last:]:
-        shutil.rmtree(path)
-        shutil.rmtree(folder / f"hf_{path.name}", ignore_errors=True)
+    """Keep the `keep_last` newest valid checkpoints; remove all older ones and their twins."""
+    valid = [step for step, path in steps_in(folder) if is_valid(path)]
+    if len(valid) > keep_last:
+        remove_steps(folder, lambda step: step < valid[keep_last - 1])
+
+
+def remove_steps(folder: Path, unwanted: Callable[[int], bool]) -> None:
+    """Remove the checkpoints, valid or not, and hf_step twins of unwanted steps, and what writers
+    that were killed left half done. Only for the holder of the folder's lock."""
+    for path in folder.iterdir():
+        match = re.fullmatch(r"(?:hf_)?step(\d+)", path.name)
+        if match and unwanted(int(match[1])) or re.match(r"\.(hf_)?step\d+\.", path.name):
+            shutil.rmtree(path)
 
 
 def load_step(path: Path, model: Transformer, optimizer: HybridOptimizer) -> dict:

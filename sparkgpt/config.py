@@ -1,15 +1,13 @@
-"""Every number that a user can set, once: the model's shape, the run's recipe, and their flags.
+"""Every number that a user can set, once: the model's shape and the run's recipe.
 
-A flag is a dataclass field; its help text is the field's metadata. Standard library only, so that
-`--help` and the pipeline never wait for torch.
+A field is also a flag (`sparkgpt.flags`), its help text the field's metadata. Standard library
+only, so that `--help` and the pipeline never wait for torch.
 """
 
-import argparse
 import dataclasses
 import math
-import sys
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from sparkgpt.errors import UserError
 
@@ -51,7 +49,7 @@ class ModelConfig:
         for name in ("intermediate_size", "max_position_embeddings", "decoder_sparse_step"):
             _at_least(self, name, 1)
         _at_least(self, "num_experts", 0)
-        if self.rope_theta <= 0:
+        if not 0 < self.rope_theta < math.inf:
             raise UserError(f"--rope-theta {self.rope_theta}: must be above 0")
         if self.attention_heads % self.kv_heads:
             raise UserError(
@@ -184,20 +182,19 @@ class TrainConfig:
             "muon_lr",
             "adamw_lr",
             "adamw_matrix_lr",
-            "mup_emb_std",
-            "mup_hidden_std",
-            "router_init_std",
             "router_lr",
             "weight_decay",
             "router_aux_loss_coef",
+            "mup_emb_std",
+            "mup_hidden_std",
+            "router_init_std",
         ):
             _at_least(self, name, 0)
         for name in ("val_interval_frac", "warmup_frac", "lr_decay_factor", "muon_momentum"):
             value = getattr(self, name)
             if not 0 <= value <= 1:
                 raise UserError(f"{flag_name(name)} {value}: must lie between 0 and 1")
-        if self.target_tokens < 1:
-            raise UserError(f"--target-tokens {self.target_tokens}: must be at least 1")
+        _at_least(self, "target_tokens", 1)
         if self.threads > MOST_THREADS:
             raise UserError(f"--threads {self.threads}: must be at most {MOST_THREADS}")
         if not self.run_name.isprintable() or not self.run_name.strip(".") or "/" in self.run_name:
@@ -209,61 +206,9 @@ class TrainConfig:
         return self.seed if self.data_seed < 0 else self.data_seed
 
 
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows a default where there is one and the help text doesn't say it already."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        text = action.help or ""
-        empty = action.default in (None, "", (), [], False) or action.required
-        told = f"({action.default}:" in text or "(default" in text
-        return text if empty or told else super()._get_help_string(action)
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one line, `sparkgpt: error: ...`, with exit code 2."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        kwargs.setdefault("formatter_class", HelpFormatter)
-        kwargs.setdefault("allow_abbrev", False)
-        super().__init__(*args, **kwargs)
-
-    def error(self, message: str) -> NoReturn:
-        print(f"sparkgpt: error: {message}; see `{self.prog} --help`", file=sys.stderr)
-        raise SystemExit(2)
-
-
 def flag_name(name: str) -> str:
     """`mup_base_dim` -> `--mup-base-dim`."""
     return "--" + name.replace("_", "-")
-
-
-def add_flags(parser: argparse.ArgumentParser, config: type) -> None:
-    """Add one flag per field of a config dataclass that carries help text."""
-    for item in dataclasses.fields(config):
-        if "help" not in item.metadata:
-            continue
-        options = {"default": item.default, "help": item.metadata["help"]}
-        if item.type in (bool, bool | None):
-            options["action"] = argparse.BooleanOptionalAction
-        elif item.type == tuple[int, ...]:
-            options["type"] = _layer_list
-            options["metavar"] = "LIST"
-        else:
-            options["type"] = item.type
-            options["metavar"] = item.type.__name__.upper()
-        if "choices" in item.metadata:
-            options["choices"] = item.metadata["choices"]
-            del options["metavar"]
-        parser.add_argument(flag_name(item.name), **options)
-
-
-def parse_train(argv: list[str], prog: str = "sparkgpt train") -> tuple[ModelConfig, TrainConfig]:
-    """Parse the flags of `train`. Exits 2 on a wrong flag; UserError on impossible values."""
-    parser = Parser(prog=prog, description="Train a model on whole byte documents.")
-    add_flags(parser.add_argument_group("model"), ModelConfig)
-    add_flags(parser.add_argument_group("run"), TrainConfig)
-    values = vars(parser.parse_args(argv))
-    return from_values(ModelConfig, values), from_values(TrainConfig, values)
 
 
 def from_values(config: type, values: dict[str, Any]) -> Any:
@@ -271,13 +216,6 @@ def from_values(config: type, values: dict[str, Any]) -> Any:
     names = {item.name for item in dataclasses.fields(config)}
     chosen = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in names}
     return config(**chosen)
-
-
-def _layer_list(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(",") if part.strip())
-
-
-_layer_list.__name__ = "comma-separated layers"  # argparse quotes it in its error
 
 
 def _check_numbers(config: Any, most: int) -> None:

@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkgpt.config import ModelConfig, Parser, TrainConfig
+from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.files import write_json
+from sparkgpt.flags import Parser
 from sparkgpt.progress import progress
 from sparkgpt.vocab import BOS, EOS
 

@@ -4,7 +4,7 @@ Started by torchrun (its environment variables); one process otherwise.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -94,6 +94,20 @@ def broadcast_object(value: object, ranks: Ranks) -> object:
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def on_main(action: Callable[[], object], ranks: Ranks) -> object:
+    """What `action()` returns on rank 0, on every rank; its UserError is raised on every rank."""
+    result, error = None, None
+    if ranks.is_main:
+        try:
+            result = action()
+        except UserError as caught:
+            error = caught
+    result, error = broadcast_object((result, error), ranks)
+    if error:
+        raise error
+    return result
 
 
 def gather_objects(value: object, ranks: Ranks) -> list[object]:

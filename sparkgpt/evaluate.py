@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from sparkgpt.config import Parser
 from sparkgpt.errors import UserError
+from sparkgpt.flags import Parser
 from sparkgpt.progress import progress
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
     from sparkgpt.data.cache import open_documents
     from sparkgpt.export.load import load_model
 
-    if args.threads:
+    if args.threads > 0:
         torch.set_num_threads(args.threads)
     model = load_model(args.model, args.device)
     cache = open_documents(args.data)

@@ -96,12 +96,6 @@ def module_path(name: str, root: Path = ROOT) -> Path:
     raise FileNotFoundError(f"no module {name} in {root}")
 
 
-def file_digest(path: Path | str) -> str:
-    """Hex sha256 of a file's bytes."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def canonical(params: Mapping[str, object]) -> dict[str, str]:
     """The same parameters as plain strings, sorted by name.
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkgpt.config import Parser
 from sparkgpt.errors import UserError
+from sparkgpt.flags import Parser
 from sparkgpt.vocab import BOS, EOS, PAD
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A lock on a folder that dies with its owner, however the owner dies."""
+"""Locks that die with their owner, however the owner dies (flock(2))."""
 
 import fcntl
 import os
@@ -39,6 +39,21 @@ def folder_lock(folder: Path, on_wait: Callable[[], None] | None = None) -> Iter
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold the lock file `.<name>.lock` beside an output, waiting for another holder to let go.
+
+    The lock file stays: removing it could give two processes a lock each. Raises OSError when it
+    can't be written.
+    """
+    handle = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _holder(path: Path) -> str:

@@ -10,3 +10,4 @@ SPECIAL_TEXT = {BOS: "<|bos|>", EOS: "<|eos|>", PAD: "<|pad|>"}
 
 # The target of a filler position; torch's cross_entropy ignores it by default.
 IGNORE_INDEX = -100
+FILLER = 256  # positions in a segment of PAD, at most

@@ -9,10 +9,10 @@ import pytest
 from sparkgpt.fingerprint import ROOT, imports_of, module_path, modules_of
 
 FLOORS = (
-    ("config", "vocab", "fingerprint", "files", "progress", "errors"),
+    ("config", "flags", "vocab", "fingerprint", "files", "lock", "progress", "errors"),
     ("ops", "data"),
     ("model", "loss", "optim"),
-    ("checkpoint", "distributed", "metrics", "provenance", "lock"),
+    ("checkpoint", "distributed", "metrics", "provenance"),
     ("train", "evaluate", "generate", "autotune", "coordinates", "export"),
     ("report",),
     ("cli", "__main__"),

@@ -16,9 +16,11 @@ from typing import Any
 import jsonschema
 import yaml
 
-from sparkgpt.config import ModelConfig, TrainConfig, parse_train
+from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.errors import UserError
-from sparkgpt.fingerprint import code_digest, file_digest, fingerprint
+from sparkgpt.files import sha256_file
+from sparkgpt.fingerprint import code_digest, fingerprint
+from sparkgpt.flags import parse_train
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = Path("workflow", "config")
@@ -185,7 +187,7 @@ def environment() -> str:
     """What the libraries are: the digests of the pins, one line."""
     pins = ROOT / "requirements"
     torch = (pins / "torch.txt").read_text(encoding="utf-8").split()[-1]
-    return f"{file_digest(pins / 'base.lock.txt')} {torch}"
+    return f"{sha256_file(pins / 'base.lock.txt')} {torch}"
 
 
 def code(*stages: str) -> str:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from sparkgpt.config import Parser
 from sparkgpt.data.jsonl import read_documents
-from sparkgpt.data.locking import exclusive
 from sparkgpt.data.packing import plan_epoch, utilization
 from sparkgpt.data.store import FILES, ByteCache, read_manifest, write_cache
 from sparkgpt.errors import UserError
 from sparkgpt.files import make_directory, replacing_directory
+from sparkgpt.flags import Parser
+from sparkgpt.lock import exclusive
 from sparkgpt.progress import progress
 
 PROGRESS_DOCUMENTS = 1024  # between updates of the bar

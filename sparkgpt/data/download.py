@@ -52,7 +52,7 @@ def download(url: str, part: Path, token: str, patience: Patience) -> None:
     """Complete the file `part` from `url`, appending to what it already holds.
 
     token: sent as bearer, to the first host only; empty: none. Two processes must not do this at
-    the same time (`sparkgpt.data.locking`). Raises UserError (exit code 1) when the transfer fails
+    the same time (`sparkgpt.lock`). Raises UserError (exit code 1) when the transfer fails
     for good or the disk is full.
     """
     try:

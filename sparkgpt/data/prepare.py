@@ -23,10 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sparkgpt.config import Parser
 from sparkgpt.data.formats import FORMATS, documents_of
 from sparkgpt.errors import UserError
 from sparkgpt.files import make_directory, replacing, sha256_file, write_json
+from sparkgpt.flags import Parser
 from sparkgpt.progress import progress
 
 FORMAT = 1

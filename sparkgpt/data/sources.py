@@ -15,11 +15,11 @@ import urllib.parse
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sparkgpt.config import Parser
 from sparkgpt.data.download import Patience, disk_error, download
-from sparkgpt.data.locking import exclusive
 from sparkgpt.errors import UserError
 from sparkgpt.files import fsync_directory, make_directory, replacing, sha256_file
+from sparkgpt.flags import Parser
+from sparkgpt.lock import exclusive
 
 HUB = "https://huggingface.co"
 

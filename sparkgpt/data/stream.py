@@ -19,9 +19,8 @@ import torch
 from sparkgpt.data.packing import ALGORITHM, PackPlan, next_fit, plan_epoch
 from sparkgpt.data.store import ByteCache
 from sparkgpt.errors import UserError
-from sparkgpt.vocab import BOS, EOS, IGNORE_INDEX, PAD
+from sparkgpt.vocab import BOS, EOS, FILLER, IGNORE_INDEX, PAD
 
-FILLER = 256  # positions in a segment of PAD, at most
 STOP_SECONDS = 0.05  # how soon a prefetch thread notices that it is not needed
 PLANS_KEPT = 2  # epochs: the current one, and its neighbour while a window range spans both
 
@@ -116,6 +115,11 @@ class WindowStream:
         """Real tokens of window `index`, from its plan alone."""
         plan, place = self._locate(index)
         return int(plan.real_tokens[place])
+
+    def doc_lengths(self, index: int) -> list[int]:
+        """Positions of each document of window `index`, from its plan alone."""
+        plan, place = self._locate(index)
+        return self._positions[plan.documents(place)].tolist()
 
     def windows_for(self, target_tokens: float) -> int:
         """How many windows from the first one hold at least `target_tokens` real tokens."""

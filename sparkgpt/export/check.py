@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sparkgpt.config import Parser
 from sparkgpt.errors import UserError
 from sparkgpt.files import write_json
+from sparkgpt.flags import Parser
 
 LIBRARIES = ("transformers", "mlx")
 

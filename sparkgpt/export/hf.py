@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkgpt.config import ModelConfig, Parser
+from sparkgpt.config import ModelConfig
 from sparkgpt.errors import UserError
 from sparkgpt.export.hf_config import from_hf_config, generation_config, to_hf_config
 from sparkgpt.export.layout import join, split
 from sparkgpt.export.tokenizer import tokenizer_config, tokenizer_json
 from sparkgpt.files import read_json, replacing_directory, sha256_file, write_json
+from sparkgpt.flags import Parser
 
 if TYPE_CHECKING:
     import torch

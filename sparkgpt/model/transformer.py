@@ -15,7 +15,7 @@ from sparkgpt.model.linear import Linear, RMSNorm
 from sparkgpt.model.mlp import MLP
 from sparkgpt.model.moe import LayerStats, MoE
 from sparkgpt.ops.rope import rope_tables
-from sparkgpt.vocab import VOCAB_SIZE
+from sparkgpt.vocab import FILLER, VOCAB_SIZE
 
 
 class RouterStats(NamedTuple):
@@ -83,16 +83,15 @@ class Transformer(nn.Module):
         positions_T: Tensor,
         cu_seqlens_S: Tensor,
         real_T: Tensor | None = None,
-        max_seqlen: int | None = None,
     ) -> tuple[Tensor, RouterStats | None]:
         """Final normed states (T, D) in the compute dtype, and what the routers did.
 
         tokens, positions (T,) int64; cu_seqlens (S,) int32 (see `varlen_attention`); real (T,) bool
-        marks the positions that count in the statistics; max_seqlen defaults to the model's limit,
-        a constant, so that a compiled graph serves every window.
+        marks the positions that count in the statistics.
         """
         config = self.config
-        limit = config.max_position_embeddings if max_seqlen is None else max_seqlen
+        # A constant, so that a compiled graph serves every window; filler has segments of its own.
+        limit = max(config.max_position_embeddings, FILLER)
         rope = rope_tables(positions_T, config.head_dim, config.rope_theta, self.compute_dtype)
         segments = (cu_seqlens_S, limit, self.attention_backend)
         x_TD = self.embed_tokens(tokens_T).to(self.compute_dtype)

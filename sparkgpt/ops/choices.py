@@ -9,13 +9,17 @@ def attention_key(heads: int, kv_heads: int, head_dim: int) -> str:
     return f"attention/q{heads}-kv{kv_heads}-h{head_dim}"
 
 
-def attention_choice(path: str, heads: int, kv_heads: int, head_dim: int) -> str:
-    """The recorded back end for a shape. UserError when the record lacks it: nothing is guessed."""
+def attention_choice(path: str, device: str, heads: int, kv_heads: int, head_dim: int) -> str:
+    """The recorded back end for a shape on 'cpu' or 'cuda'.
+
+    UserError when the record lacks it or is another device's: nothing is guessed.
+    """
     key = attention_key(heads, kv_heads, head_dim)
-    choices = read_json(path).get("choices", {})
+    record = read_json(path)
+    choices = record.get("choices", {}) if record.get("device", {}).get("type") == device else {}
     if key not in choices:
         raise UserError(
-            f"--autotune {path} holds no choice for {key}; make a record with `sparkgpt autotune "
-            f"--attention {heads},{kv_heads},{head_dim}`"
+            f"--autotune {path} holds no choice for {key} on {device}; make a record with "
+            f"`sparkgpt autotune --attention {heads},{kv_heads},{head_dim}`"
         )
     return choices[key]["winner"]

@@ -9,9 +9,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from sparkgpt.config import Parser
 from sparkgpt.errors import UserError
 from sparkgpt.files import read_json, replacing_directory, sha256_file
+from sparkgpt.flags import Parser
 from sparkgpt.report.records import CHECK_FILES, RECORD_FILES, Row, Run, load_runs, read_rows
 
 REPORT_FILES = ("compare.json", "tables.md", "tables.json")

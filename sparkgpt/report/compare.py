@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sparkgpt.config import Parser
 from sparkgpt.errors import UserError
 from sparkgpt.files import write_json
+from sparkgpt.flags import Parser
 from sparkgpt.report import cells
 from sparkgpt.report.records import Run, load_runs, of_row
 from sparkgpt.report.statistics import CONFIDENCE, Paired, paired, verdict

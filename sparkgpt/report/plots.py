@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from sparkgpt.config import Parser
+from sparkgpt.flags import Parser
 from sparkgpt.report.figures import FIGURES
 from sparkgpt.report.render import Report, load_report
 from sparkgpt.report.theme import drawing, note, save_svg

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sparkgpt.config import Parser
 from sparkgpt.errors import UserError
+from sparkgpt.flags import Parser
 from sparkgpt.report import cells
 from sparkgpt.report.readme import newest
 from sparkgpt.report.records import Run, load_runs

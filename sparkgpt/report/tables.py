@@ -8,9 +8,9 @@ import os
 import sys
 from pathlib import Path
 
-from sparkgpt.config import Parser
 from sparkgpt.errors import UserError
 from sparkgpt.files import write_json, write_text
+from sparkgpt.flags import Parser
 from sparkgpt.report import cells, readme, render
 
 README_BLOCKS = ("models", "matched", "exports", "sweep", "environment", "planned", "loss")

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sparkgpt.config import TrainConfig, parse_train
+from sparkgpt.config import TrainConfig
 from sparkgpt.errors import UserError
 from sparkgpt.files import read_json, write_json
 from sparkgpt.fingerprint import code_digest
+from sparkgpt.flags import parse_train
 
 
 def check_code(expected: str) -> None:
@@ -28,6 +29,7 @@ def check_code(expected: str) -> None:
 def prepare_environment(train: TrainConfig) -> None:
     """Settings that libraries read once, at their import."""
     # Growing segments in place keeps unified memory from fragmenting on GB10-class devices.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats only with one
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     if train.threads:
         os.environ["OMP_NUM_THREADS"] = str(train.threads)

@@ -23,7 +23,7 @@ def build_model(
     backend = train.attention_backend
     if train.autotune and backend == "auto":
         shape = (config.attention_heads, config.kv_heads, config.head_dim)
-        backend = attention_choice(train.autotune, *shape)
+        backend = attention_choice(train.autotune, ranks.device.type, *shape)
     model = Transformer(
         config,
         compute_dtype=torch.bfloat16 if cuda else torch.float32,

@@ -12,11 +12,11 @@ import torch
 from sparkgpt.checkpoint import FINAL_WEIGHTS, save_final
 from sparkgpt.config import TrainConfig
 from sparkgpt.distributed import Ranks
+from sparkgpt.errors import UserError
 from sparkgpt.files import make_directory, read_json, replacing, sha256_file, write_json
 from sparkgpt.metrics import read_metrics
 from sparkgpt.model.cost import parameter_counts
 from sparkgpt.model.transformer import Transformer
-from sparkgpt.provenance import describe
 from sparkgpt.train.plan import Plan
 from sparkgpt.train.state import RunState
 
@@ -31,7 +31,7 @@ def finish(
     ranks: Ranks,
     model: Transformer,
     state: RunState,
-    argv: list[str],
+    origin: dict,
 ) -> None:
     """Write final weights (and hf/) if asked to, then summary.json and run.json."""
     weights = None
@@ -41,9 +41,8 @@ def finish(
             write_hf(folder / "hf", model)
     state.mark_attempt("complete")
     write_json(folder / "summary.json", summary(train, plan, ranks, model, state, weights))
-    record = describe(ranks.device) | {
+    record = origin | {
         "run": train.run_name,
-        "argv": argv,
         "arguments": vars(train) | vars(model.config),
         "data": plan.data,
         "autotune": sha256_file(train.autotune) if train.autotune else None,
@@ -122,12 +121,20 @@ def write_hf_twin(folder: Path, step: int, model: Transformer) -> None:
 
 
 def adopt(folder: Path, train: TrainConfig, plan: Plan) -> bool:
-    """Whether `folder` already holds all that is asked for (its fingerprint was checked before)."""
+    """Whether `folder` already holds this run, complete (its fingerprint was checked before).
+
+    UserError when it holds a longer one: its weights are not those of the steps asked for.
+    """
     if not (folder / "run.json").exists():
         return False
-    if read_json(folder / "summary.json")["steps"] < plan.steps:
-        return False
-    return not train.save_final or (folder / FINAL_WEIGHTS).exists()
+    steps = read_json(folder / "summary.json")["steps"]
+    if steps > plan.steps:
+        raise UserError(
+            f"{folder} holds a complete run of {steps} steps, not {plan.steps}; "
+            "choose another --run-name"
+        )
+    weights = folder / FINAL_WEIGHTS
+    return steps == plan.steps and (weights.exists() or not train.save_final)
 
 
 def publish(folder: Path, train: TrainConfig) -> None:
@@ -135,6 +142,7 @@ def publish(folder: Path, train: TrainConfig) -> None:
     if not train.publish:
         return
     target = make_directory(train.publish)
+    (target / "run.json").unlink(missing_ok=True)  # an older record mustn't vouch for newer files
     for name in PUBLISHED:
         if (folder / name).exists():
             with replacing(target / name) as temporary:

@@ -55,7 +55,7 @@ class Trainer:
 
     def loop(self) -> bool:
         """Step to the plan's end; False when a signal asked to stop before it."""
-        train, plan, state, ranks = self.train, self.plan, self.state, self.ranks
+        plan, state, ranks = self.plan, self.state, self.ranks
         request = StopRequest()
         batches = prefetch(
             (plan.step_windows(s, ranks.rank, ranks.world) for s in range(state.step, plan.steps)),
@@ -72,7 +72,7 @@ class Trainer:
                     bar.advance(1, self.note())
                     if stopping and state.step < plan.steps:
                         return self.stop(request.name or "another rank's signal")
-                    if train.save_every and self.is_save_step():
+                    if self.is_save_step():
                         self.save("saved")
                     self.clock.start()
         finally:
@@ -97,22 +97,36 @@ class Trainer:
         state.step += 1
         state.real_tokens += real_total
         log = state.step % train.log_every == 0 or state.step in (1, plan.steps)
-        if log:
+        stopping = bool(result.stops) if ranks.world > 1 else stop_wanted
+        if log or stopping or self.is_boundary():
             loss = result.loss.item()  # waits for the device, so the clock stops at a true end
-        self._count(windows, real_total)
+            self.check_finite("training", loss)
+        self._count(real_total)
         if log:
             self._log(result, loss, real_total, factor)
-        return bool(result.stops) if ranks.world > 1 else stop_wanted
+        return stopping
 
-    def _count(self, windows: list[Window], real_total: int) -> None:
+    def is_boundary(self) -> bool:
+        """Whether other work follows this step, or the second half of the rates begins after it."""
+        step, plan = self.state.step, self.plan
+        return step in plan.val_steps or self.is_save_step() or step == plan.steps // 2
+
+    def check_finite(self, kind: str, loss: float) -> None:
+        """UserError at the first loss that is no number; it is the same on every rank."""
+        if not math.isfinite(loss):
+            raise UserError(
+                f"the {kind} loss is {loss} at step {self.state.step}; lower --muon-lr or "
+                "--adamw-lr under another --run-name",
+                exit_code=1,
+            )
+
+    def _count(self, real_total: int) -> None:
         """Close this step's clock interval and book what it computed."""
         state, plan = self.state, self.plan
         seconds = self.clock.stop()
         self.clock.start()
         state.train_seconds = self.clock.seconds
-        flops = self.ranks.world * sum(
-            step_flops(self.model_config, window.doc_lengths) for window in windows
-        )
+        flops = step_flops(self.model_config, plan.step_doc_lengths(state.step - 1))
         booked = (seconds, plan.windows_per_step * self.train.tokens_per_batch, real_total, flops)
         self.interval.add(*booked)
         state.total.add(*booked)
@@ -121,12 +135,6 @@ class Trainer:
 
     def _log(self, result: StepResult, loss: float, real_total: int, factor: float) -> None:
         state, train = self.state, self.train
-        if not math.isfinite(loss):
-            raise UserError(
-                f"the loss is {loss} at step {state.step} of {train.run_name}; lower --muon-lr or "
-                "--adamw-lr and start again under another --run-name",
-                exit_code=1,
-            )
         state.train_loss = loss
         if state.initial_loss is None:
             state.initial_loss = loss
@@ -151,6 +159,7 @@ class Trainer:
         mine = self.plan.val_windows[ranks.rank :: ranks.world]
         parts = gather_objects(evaluate(self.model, mine)["nats_sum"] if mine else 0.0, ranks)
         nats = sum(parts) / self.plan.data["val_tokens"]
+        self.check_finite("held-out", nats)
         state.validations.append([state.step, nats])
         if self.metrics:
             bits = nats / math.log(2)
@@ -161,14 +170,15 @@ class Trainer:
 
     def is_save_step(self) -> bool:
         """Every --save-every steps, and after the last, from where a longer run may go on."""
-        return self.state.step % self.train.save_every == 0 or self.state.step == self.plan.steps
+        step, every = self.state.step, self.train.save_every
+        return every > 0 and (step % every == 0 or step == self.plan.steps)
 
     def save(self, end: str) -> None:
         """Write a resumable checkpoint of this rank and, on rank 0, its Hugging Face twin."""
         state = self.state
         state.mark_attempt(end)
         save_step(self.folder, state.step, self.model, self.optimizer, state.to_json())
-        if self.ranks.is_main and self.train.hf_export and end == "saved":
+        if self.ranks.is_main and self.train.hf_export:
             write_hf_twin(self.folder, state.step, self.model)
         prune(self.folder, self.train.keep_last)
 

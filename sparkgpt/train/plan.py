@@ -53,6 +53,12 @@ class Plan:
         last = min(first + self.windows_per_step, self.windows)
         return sum(self.stream.real_tokens(i) for i in range(first, last))
 
+    def step_doc_lengths(self, step: int) -> list[int]:
+        """Positions of each document of the global batch."""
+        first = step * self.windows_per_step
+        last = min(first + self.windows_per_step, self.windows)
+        return [n for i in range(first, last) for n in self.stream.doc_lengths(i)]
+
     def _window(self, index: int) -> Window:
         if index < self.windows:
             return self.stream.window(index)

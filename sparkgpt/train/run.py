@@ -1,15 +1,14 @@
 """One run from start, or from its newest checkpoint, to its record."""
 
 import dataclasses
-import shutil
 import sys
 from pathlib import Path
 
 import torch
 
-from sparkgpt.checkpoint import check_fingerprint, load_step, newest_valid, steps_in
+from sparkgpt.checkpoint import check_fingerprint, load_step, remove_steps, valid_steps
 from sparkgpt.config import ModelConfig, TrainConfig
-from sparkgpt.distributed import Ranks, choose_device, gather_objects, start, stop
+from sparkgpt.distributed import Ranks, choose_device, gather_objects, on_main, start, stop
 from sparkgpt.errors import UserError
 from sparkgpt.files import make_directory, read_section, write_json
 from sparkgpt.lock import folder_lock
@@ -17,6 +16,7 @@ from sparkgpt.metrics import cut_metrics
 from sparkgpt.model.cost import parameter_counts
 from sparkgpt.model.transformer import Transformer
 from sparkgpt.optim.hybrid import HybridOptimizer
+from sparkgpt.provenance import describe
 from sparkgpt.train.build import build_model
 from sparkgpt.train.finish import adopt, finish, publish, show_other_writer
 from sparkgpt.train.loop import Trainer
@@ -34,6 +34,10 @@ def run(model_config: ModelConfig, train: TrainConfig, argv: list[str]) -> int:
     if train.threads:
         torch.set_num_threads(train.threads)
     ranks = start(device, train.ddp_timeout_seconds)
+    if device == "cuda":
+        # Sums in a fixed order, so that a resumed run repeats to the bit; ops that have none warn.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
     home = Path(train.out_dir) / train.run_name
     folder = home if ranks.is_main else home / f"rank{ranks.rank}"
     on_wait = (lambda: show_other_writer(home)) if train.publish else None
@@ -50,59 +54,73 @@ def _locked_run(
     if train.publish:
         make_directory(train.publish)  # now, not after hours of training
     plan = make_plan(model_config, train, ranks.world)
-    _check_folder(folder, train, plan)
-    if adopt(folder, train, plan):
-        print(f"{folder}: already complete", file=sys.stderr)
-        publish(folder, train)
+    for other in gather_objects(plan.fingerprint, ranks):
+        check_fingerprint("the plan of another rank", other, plan.fingerprint)
+    if on_main(lambda: _is_complete(folder, train, plan), ranks):
         return 0
+    origin = describe(ranks.device)  # now: files may be edited while the run goes on
     model, optimizer = build_model(model_config, train, ranks)
     state = RunState()
     if train.resume:
-        state = _resume(folder, train, ranks, model, optimizer)
+        state = _resume(folder, train, plan, ranks, model, optimizer)
     state.begin_attempt()
     trainer = Trainer(model_config, train, plan, ranks, folder, model, optimizer, state)
     if ranks.is_main:
+        # When this extends a shorter run, its record must not vouch for what follows.
+        (folder / "run.json").unlink(missing_ok=True)
         write_json(folder / "config.json", _config_values(model_config, train, plan))
     if not trainer.loop():
         return EXIT_STOPPED
     if ranks.is_main:
-        finish(folder, train, plan, ranks, model, state, argv)
+        finish(folder, train, plan, ranks, model, state, origin | {"argv": argv})
         publish(folder, train)
     return 0
 
 
-def _check_folder(folder: Path, train: TrainConfig, plan: Plan) -> None:
-    """Refuse to mix two runs in one folder."""
+def _is_complete(folder: Path, train: TrainConfig, plan: Plan) -> bool:
+    """Whether the folder holds this very run, complete; it is then published. UserError when it
+    holds another run."""
     config = folder / "config.json"
     if not config.exists():
-        return
+        return False
     if not train.resume:
         raise UserError(
             f"{folder} already holds a run; continue it with --resume, or choose another --run-name"
         )
     check_fingerprint(folder, read_section(config, "fingerprint"), plan.fingerprint)
+    if not adopt(folder, train, plan):
+        return False
+    print(f"{folder}: already complete", file=sys.stderr)
+    publish(folder, train)
+    return True
 
 
 def _resume(
-    folder: Path, train: TrainConfig, ranks: Ranks, model: Transformer, optimizer: HybridOptimizer
+    folder: Path,
+    train: TrainConfig,
+    plan: Plan,
+    ranks: Ranks,
+    model: Transformer,
+    optimizer: HybridOptimizer,
 ) -> RunState:
-    """Restore the newest checkpoint that is valid on every rank; a fresh state if there is none."""
-    newest = newest_valid(folder)
-    common = min(gather_objects(newest[0] if newest else 0, ranks))
-    if newest and newest[0] != common:
-        newest = newest_valid(folder, at_most=common)
+    """Restore the newest checkpoint that is valid on every rank; a fresh state if there is none.
+
+    UserError when it is past the steps asked for.
+    """
+    newest = max(set.intersection(*gather_objects(valid_steps(folder), ranks)), default=0)
+    if newest > plan.steps:
+        raise UserError(
+            f"{folder} is already at step {newest}, but the run asked for has {plan.steps}; raise "
+            "--max-train-steps, or choose another --run-name"
+        )
     state = RunState()
-    if newest and common:
-        state = RunState.from_json(load_step(newest[1], model, optimizer))
+    if newest:
+        state = RunState.from_json(load_step(folder / f"step{newest}", model, optimizer))
     print(f"resuming {train.run_name} after step {state.step}", file=sys.stderr)
     if ranks.is_main:
         cut_metrics(folder / "metrics.jsonl", state.step)
-    for step, path in steps_in(folder):
-        if step > state.step:  # damaged, or ahead of the other ranks: about to be written again
-            stale = path.with_name(f".{path.name}.stale")
-            shutil.rmtree(stale, ignore_errors=True)
-            path.rename(stale)
-            shutil.rmtree(folder / f"hf_{path.name}", ignore_errors=True)
+    # Damaged, or ahead of the other ranks: about to be written again.
+    remove_steps(folder, lambda step: step > state.step)
     return state
 
 

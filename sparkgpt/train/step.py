@@ -76,7 +76,7 @@ def _global_sums(
 ) -> tuple[Tensor, Tensor, RouterStats | None]:
     """One packed all-reduce: nats, how many ranks want to stop, and what the routers counted."""
     nats = torch.stack(sums).sum().detach().double()
-    pieces = [torch.stack((nats, nats.new_tensor(float(stop))))]
+    pieces = [torch.stack((nats, nats.new_full((), float(stop))))]
     stacked = [torch.stack(field).sum(0).detach() for field in zip(*routers, strict=True)]
     pieces += [field.flatten().double() for field in stacked]
     packed = sum_over_ranks(torch.cat(pieces), ranks)
