@@ -31,7 +31,7 @@ help:
 reproduce: $(BASE)  ## the profile's tables, then published against reproduced
 	$(BIN)/snakemake --cores $(CORES) --config profile=$(PROFILE)
 	@cat results/$(PROFILE)/tables.md
-	$(BIN)/sparkgpt reproduced --results results --reproduced results/$(PROFILE)
+	$(if $(filter cpu,$(PROFILE)),$(BIN)/sparkgpt reproduced --results results --reproduced results/cpu)
 
 smoke:  ## the whole pipeline in two minutes
 	$(MAKE) reproduce PROFILE=smoke
@@ -54,11 +54,13 @@ $(BIN)/python:
 	  { echo "sparkgpt: error: $(PYTHON) is not Python 3.11, 3.12 or 3.13; name one: make PYTHON=python3.12" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
+# Another build of torch has the same version: pip would keep the one that is there.
 # torch comes last and from its own index; everything it needs is then there already, so that an
 # index that can't be reached costs a second and no CUDA package is taken for a CPU.
 $(BASE): | $(BIN)/python
 	@echo "installing into $(VENV): a few minutes the first time, nothing later"
 	$(PIP) install --requirement requirements/base.lock.txt
+	@if ls $(VENV)/.installed-* >/dev/null 2>&1; then $(PIP) uninstall --yes torch; rm $(VENV)/.installed-*; fi
 	$(PIP) --retries 1 --timeout 15 install --extra-index-url $(INDEX) --requirement requirements/torch.txt
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	touch $@

@@ -3,6 +3,7 @@
 
 
 rule train:
+    # tee outlives a signal to the whole group, so that the trainer can say what it saved.
     input:
         train=ancient(MANIFESTS["train"]),
         val=ancient(MANIFESTS["val"]),
@@ -33,7 +34,8 @@ rule train:
         " --train-path {params.train} --val-path {params.val} --autotune {input.autotune}"
         " --threads {threads} --out-dir {params.work}-t{threads} --publish {params.folder}"
         " --resume --save-final --no-hf-export"
-        " --expect-code {params.code} --attempt {resources.attempt} 2>&1 | tee -i {log}"
+        " --expect-code {params.code} --attempt {resources.attempt} 2>&1"
+        " | (trap '' INT TERM; exec tee {log})"
 
 
 rule coordinates:
