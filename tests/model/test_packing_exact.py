@@ -4,8 +4,10 @@ import pytest
 import torch
 from helpers.models import DOCUMENTS, pack, randomised, small
 
+from sparkgpt.autotune import CANDIDATES
 from sparkgpt.data.stream import empty_window
 from sparkgpt.loss import cross_entropy_sum
+from sparkgpt.ops import attention
 from sparkgpt.ops.attention import varlen_attention
 from sparkgpt.train.step import window_loss
 
@@ -53,7 +55,7 @@ def test_an_all_filler_window_adds_nothing_and_stays_finite(variant):
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)])
-@pytest.mark.parametrize("backend", ["sdpa", "sdpa-expanded"])
+@pytest.mark.parametrize("backend", CANDIDATES["cpu"])
 def test_attention_equals_a_dense_mask_in_fp64(backend, heads):
     torch.manual_seed(0)
     (n, k), lengths, h = heads, [63, 1, 130, 7], 16
@@ -75,10 +77,15 @@ def test_attention_equals_a_dense_mask_in_fp64(backend, heads):
         assert torch.allclose(a, b, atol=1e-12)
 
 
-def test_longest_position_is_used_and_no_more():
-    config = small(max_position_embeddings=300)
-    model = randomised(config)
-    document = bytes([65]) * 299
-    tokens_T, _, positions_T, cu_seqlens_S = pack([document])
-    assert positions_T.max() == 299
-    assert torch.isfinite(model(tokens_T, positions_T, cu_seqlens_S)[0]).all()
+def test_no_segment_is_longer_than_the_bound_that_kernels_get(monkeypatch):
+    """Filler comes in segments too, and may be longer than the model's own limit."""
+    seen = []
+
+    def spy(q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen):
+        seen.append((int(cu_seqlens_S.diff().max()), max_seqlen))
+        return q_TNH
+
+    monkeypatch.setitem(attention.BACKENDS, "sdpa-expanded", spy)
+    model = randomised(small(max_position_embeddings=64))
+    window_loss(model, empty_window(700))
+    assert seen and all(longest <= bound for longest, bound in seen)

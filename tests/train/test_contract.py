@@ -4,9 +4,12 @@ import json
 import math
 
 import pytest
+import torch
 from helpers.runs import MOE, flags, timeless, write_documents
 
+from sparkgpt.checkpoint import read_run
 from sparkgpt.cli import main as cli
+from sparkgpt.export.hf import read_hf
 from sparkgpt.files import sha256_file
 from sparkgpt.train.__main__ import main as train
 
@@ -34,6 +37,7 @@ def test_files_and_final_figures(runs, name):
     assert summary["final_val_bpb"] == pytest.approx(bits, rel=1e-12)
     assert summary["weights_sha256"] == sha256_file(run / "model_final.safetensors")
     assert summary["window_tokens"] == summary["steps"] * 1024
+    assert summary["window_tokens_per_second"] > 0 and summary["tflops_per_second"] > 0
     assert summary["utilization"] == summary["real_tokens"] / summary["window_tokens"]
     assert 24_000 <= summary["real_tokens"] < 24_000 + 1024
     assert config["data"]["stream"] == summary["stream_digest"]
@@ -73,6 +77,11 @@ def test_checkpoints_and_their_twins(runs):
     kept = sorted(p.name for p in run.iterdir() if p.name.startswith(("step", "hf_step")))
     expected = {10, 20, steps}
     assert kept == sorted(f"{kind}{n}" for kind in ("step", "hf_step") for n in expected)
+    saved = {step: read_run(run / f"step{step}")[1] for step in expected}
+    for step, tensors in saved.items():
+        _, exported = read_hf(run / f"hf_step{step}")
+        assert all(torch.equal(exported[name], tensor) for name, tensor in tensors.items())
+    assert not torch.equal(saved[10]["lm_head.weight"], saved[20]["lm_head.weight"])
 
 
 MISTAKES = {
@@ -88,6 +97,14 @@ MISTAKES = {
     "window too small": (["--tokens-per-batch", "100"], "--tokens-per-batch 100"),
     "no cuda": (["--device", "cuda"], "--device cuda"),
     "flash-attn on a cpu": (["--attention-backend", "flash-attn"], "flash-attn"),
+    "nan": (["--muon-lr", "nan"], "--muon-lr nan"),
+    "infinity": (["--target-tokens", "inf"], "--target-tokens inf"),
+    "negative std": (["--mup-hidden-std", "-1"], "--mup-hidden-std -1"),
+    "huge": (["--model-dim", "99999999999999999999"], "--model-dim 99999999999999999999"),
+    "huge seed": (["--seed", "99999999999999999999"], "--seed 99999999999999999999"),
+    "endless": (["--target-tokens", "1e12"], "epochs of"),
+    "no such layer, dense": (["--mlp-only-layers", "7"], "layer 7"),
+    "publish below a file": (["--publish", "/dev/null/x"], "/dev/null/x"),
     "name with a slash": (["--run-name", "a/b"], "--run-name"),
     "other code": (["--expect-code", "0" * 64], "training code changed"),
 }
@@ -103,6 +120,62 @@ def test_a_mistake_is_one_line_and_exit_2(tmp_path, capsys, name):
     lines = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("cache ")]
     assert code == 2
     assert len(lines) == 1 and lines[0].startswith("sparkgpt: error: ") and said in lines[0]
+
+
+def test_a_run_that_diverges_says_where(tmp_path, capsys):
+    code = cli(["train", *flags(tmp_path, "wild-s0", "--adamw-lr", "1e30", "--muon-lr", "1e30")])
+    said = capsys.readouterr().err
+    assert code == 1 and "loss is nan at step" in said and "Traceback" not in said
+    assert not (tmp_path / "runs" / "wild-s0" / "summary.json").exists()
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path, capsys, monkeypatch):
+    from sparkgpt import checkpoint
+
+    def full(*arguments):
+        raise checkpoint.SafetensorError("I/O error: No space left on device (os error 28)")
+
+    arguments = flags(tmp_path, "full-s0", "--save-every", "10")
+    assert train([*arguments, "--max-train-steps", "10"]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", full)
+        assert cli(["train", *arguments, "--resume"]) == 1
+    said = capsys.readouterr().err
+    assert "No space left on device" in said and "free space" in said
+    run = tmp_path / "runs" / "full-s0"
+    assert checkpoint.valid_steps(run) == {10} and not list(run.glob(".*tmp"))
+    assert train([*arguments, "--resume"]) == 0
+
+
+@pytest.mark.parametrize("damage", ["cut weights", "no model in config", "other shape"])
+def test_damaged_runs_are_one_line(runs, tmp_path, capsys, damage):
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("config.json", "model_final.safetensors"):
+        (run / name).write_bytes((runs / "dense-s0" / name).read_bytes())
+    if damage == "cut weights":
+        weights = (run / "model_final.safetensors").read_bytes()
+        (run / "model_final.safetensors").write_bytes(weights[: len(weights) // 2])
+    elif damage == "no model in config":
+        (run / "config.json").write_text("{}")
+    else:
+        config = (run / "config.json").read_text()
+        (run / "config.json").write_text(config.replace('"model_dim": 32', '"model_dim": 64'))
+    assert cli(["generate", "--model", str(run), "--prompt", "x"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("sparkgpt: error: ") and len(said.splitlines()) == 1
+
+
+def test_an_export_replaces_nothing_but_an_export(runs, tmp_path, capsys):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("irreplaceable")
+    for target in (mine, runs / "dense-s0", mine / "thesis.txt"):
+        assert cli(["export", str(runs / "dense-s0"), "--out", str(target)]) == 2
+        assert "is not an export" in capsys.readouterr().err
+    assert (mine / "thesis.txt").read_text() == "irreplaceable"
+    for _ in range(2):  # a second export may replace the first
+        assert cli(["export", str(runs / "dense-s0"), "--out", str(tmp_path / "new")]) == 0
 
 
 def test_a_path_below_a_file_is_one_line(tmp_path, capsys):

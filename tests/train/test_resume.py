@@ -10,7 +10,8 @@ import time
 import pytest
 from helpers.runs import MOE, flags, timeless, weights
 
-from sparkgpt.checkpoint import is_valid
+from sparkgpt.checkpoint import is_valid, steps_in
+from sparkgpt.cli import main as cli
 from sparkgpt.files import read_json
 from sparkgpt.train.__main__ import main as train
 from sparkgpt.train.signals import EXIT_STOPPED
@@ -39,13 +40,13 @@ def wait_for_step(run, step, process):
 
 @pytest.fixture(scope="module", params=KINDS)
 def whole(request, tmp_path_factory):
-    """(folder, name of the kind, an uninterrupted run of 200 steps)."""
+    """(folder, name of the kind, an uninterrupted run of 100 steps)."""
     folder = tmp_path_factory.mktemp(request.param)
     assert train(flags(folder, "whole-s0", *KINDS[request.param], *LONG)) == 0
     return folder, request.param, folder / "runs" / "whole-s0"
 
 
-LONG = ["--target-tokens", "200000", "--save-every", "10", "--log-every", "1", "--no-hf-export"]
+LONG = ["--target-tokens", "100000", "--save-every", "10", "--log-every", "1", "--no-hf-export"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -54,7 +55,7 @@ def test_killed_and_resumed_ends_in_the_same_bytes(whole, number):
     name = f"killed-{number.name}-s0"
     arguments = flags(folder, name, *KINDS[kind], *LONG, "--resume")
     run = folder / "runs" / name
-    for step in (25, 90, 130):
+    for step in (12, 45, 70):
         process = start(arguments)
         wait_for_step(run, step, process)
         process.send_signal(number)
@@ -74,6 +75,26 @@ def test_extending_a_prefix_is_exact(whole):
     assert read_json(run / "summary.json")["steps"] == 30
     assert train([*arguments, "--resume"]) == 0
     assert weights(run) == weights(expected)
+    last = read_json(run / "summary.json")["steps"]
+    assert [step for step, _ in steps_in(run)] == [last, last // 10 * 10, last // 10 * 10 - 10]
+
+
+def test_fewer_steps_than_were_made_are_refused(whole, capsys):
+    folder, kind, expected = whole
+    arguments = flags(folder, "whole-s0", *KINDS[kind], *LONG, "--resume")
+    before = weights(expected)
+    assert cli(["train", *arguments, "--max-train-steps", "6"]) == 2
+    assert "holds a complete run of" in capsys.readouterr().err
+    assert weights(expected) == before
+
+
+def test_a_finished_run_still_gives_its_weights_when_asked(whole):
+    folder, kind, expected = whole
+    arguments = [x for x in flags(folder, "late-s0", *KINDS[kind], *LONG) if x != "--save-final"]
+    run = folder / "runs" / "late-s0"
+    assert train(arguments) == 0 and not (run / "model_final.safetensors").exists()
+    assert train([*arguments, "--resume", "--save-final"]) == 0
+    assert weights(run) == weights(expected)
 
 
 def test_a_damaged_checkpoint_is_passed_over(whole, capsys):
@@ -81,12 +102,19 @@ def test_a_damaged_checkpoint_is_passed_over(whole, capsys):
     arguments = flags(folder, "damaged-s0", *KINDS[kind], *LONG)
     assert train([*arguments, "--max-train-steps", "40"]) == 0
     run = folder / "runs" / "damaged-s0"
-    newest = run / "step40" / "optimizer.safetensors"
-    newest.write_bytes(newest.read_bytes()[:-1])
-    assert not is_valid(run / "step40") and is_valid(run / "step30")
+    for damage in ("cut", "emptied manifest", "cut"):
+        newest = run / "step40" / "optimizer.safetensors"
+        if damage == "cut":
+            newest.write_bytes(newest.read_bytes()[:-1])
+        else:
+            (run / "step40" / "manifest.json").write_text('{"sha256": {}}')
+        assert not is_valid(run / "step40") and is_valid(run / "step30")
+        (run / "run.json").unlink()
+        assert train([*arguments, "--resume", "--max-train-steps", "40"]) == 0
+        assert "step40: damaged" in capsys.readouterr().err
     assert train([*arguments, "--resume"]) == 0
-    assert "step40: damaged" in capsys.readouterr().err
     assert weights(run) == weights(expected)
+    assert not list(run.glob(".*step*"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,6 +134,11 @@ def test_two_ranks_equal_one_process_that_accumulates(tmp_path, kind):
     for a, b in zip(*losses, strict=True):
         assert a == b or a == pytest.approx(b, rel=1e-12)
     assert read_json(two / "summary.json")["world_size"] == 2
+    again = subprocess.run(
+        [*command, "--resume"], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True,
+        text=True, timeout=120,
+    )  # fmt: skip
+    assert again.returncode == 0 and "already complete" in again.stderr
 
 
 def test_a_second_writer_is_refused_and_the_pipeline_adopts(whole, tmp_path, capsys):
