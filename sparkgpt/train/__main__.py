@@ -31,7 +31,7 @@ def prepare_environment(train: TrainConfig) -> None:
     # Growing segments in place keeps unified memory from fragmenting on GB10-class devices.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats only with one
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    # Threads that spin while they wait collapse to a tenth of the speed beside another busy process.
+    # Threads that spin while they wait fall to a tenth of the speed beside another busy process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if train.threads:
         os.environ["OMP_NUM_THREADS"] = str(train.threads)
