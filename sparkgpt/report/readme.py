@@ -17,6 +17,10 @@ MARKER = re.compile(
 UNPUBLISHED = "No version is published yet; `make reproduce` measures these figures."
 
 
+# Groups of rows in extra/ that a setting of the main rows was chosen by.
+CHOSEN_BY = ("sweep", "rope")
+
+
 def versions(results: Path) -> list[Path]:
     """The folders `v1.2.3` of `results`, oldest first, compared as numbers (v0.10 after v0.9)."""
     found = [p for p in results.glob("v*") if p.is_dir() and re.fullmatch(r"v\d+(\.\d+)*", p.name)]
@@ -118,12 +122,20 @@ def _loss(folder: Path, link: str) -> str:
     return f"![Training and held-out loss over tokens]({link}plots/loss.svg)"
 
 
-def _sweep(folder: Path, link: str) -> str:
-    """The runs that a setting was chosen by."""
-    report = _report(folder / "extra" / "sweep")
-    if not report.rows:
-        return f"Sweep: {cells.NOT_MEASURED}."
-    return render.models_table(report, f"{link}extra/sweep/")
+def _coordinates(folder: Path, link: str) -> str:
+    return f"![Activation size over width, dense and MoE]({link}plots/coordinates.svg)"
+
+
+def _extra(name: str) -> Callable[[Path, str], str]:
+    """The block of the runs in extra/<name>/, that a setting was chosen by."""
+
+    def block(folder: Path, link: str) -> str:
+        report = _report(folder / "extra" / name)
+        if not report.rows:
+            return f"Rows `{name}`: {cells.NOT_MEASURED}."
+        return render.models_table(report, f"{link}extra/{name}/")
+
+    return block
 
 
 def _planned(folder: Path, link: str) -> str:
@@ -134,7 +146,7 @@ def _planned(folder: Path, link: str) -> str:
             render.load_report(rows.parent, rows), f"{link}extra/{rows.parent.name}/"
         )
         for rows in sorted(folder.glob("extra/*/rows.tsv"))
-        if rows.parent.name != "sweep"
+        if rows.parent.name not in CHOSEN_BY
     ]
     return "\n\n".join(tables) or f"Rows that need a GPU: {cells.NOT_MEASURED}."
 
@@ -149,8 +161,9 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "matched": _matched,
     "exports": _exports,
     "environment": _environment,
-    "sweep": _sweep,
+    **{name: _extra(name) for name in CHOSEN_BY},
     "planned": _planned,
     "loss": _loss,
+    "coordinates": _coordinates,
     "summary": _summary,
 }
