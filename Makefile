@@ -54,9 +54,9 @@ $(BIN)/python:
 	  { echo "sparkgpt: error: $(PYTHON) is not Python 3.11, 3.12 or 3.13; name one: make PYTHON=python3.12" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-# Another build of torch has the same version: pip would keep the one that is there.
 # torch comes last and from its own index; everything it needs is then there already, so that an
-# index that can't be reached costs a second and no CUDA package is taken for a CPU.
+# index that can't be reached costs a second. An older torch goes first: its other builds have the
+# same version, and pip would keep the one that is there.
 $(BASE): | $(BIN)/python
 	@echo "installing into $(VENV): a few minutes the first time, nothing later"
 	$(PIP) install --requirement requirements/base.lock.txt

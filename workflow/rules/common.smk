@@ -82,8 +82,6 @@ def results_of(name):
     files = records_of(records) + [f"{records}/tables.md"]
     if name != MAIN:
         return files + [f"{records}/plots/loss.svg"]
-    # The coordinate check belongs to the recipe, not to a group of rows.
-    names = [p for p in config["plots"] if name == MAIN or p != "coordinates"]
-    plots = expand(f"{records}/plots/{{plot}}.svg", plot=names)
+    plots = expand(f"{records}/plots/{{plot}}.svg", plot=config["plots"])
     exports = records_of(records, [f"hf/{file}" for file in HF_FILES]) if config["checks"] else []
     return files + exports + checks_of(records) + comparison_of(records) + plots
