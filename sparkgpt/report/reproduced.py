@@ -15,7 +15,9 @@ from sparkgpt.report import cells
 from sparkgpt.report.readme import newest
 from sparkgpt.report.records import Run, load_runs
 
-TOLERANCE_NATS = 0.05
+# Three times the spread between two seeds of the first published rows: other last bits (threads,
+# processor, libraries) move a short run about as far as another seed does.
+TOLERANCE_NATS = 0.1
 
 
 def main(argv: list[str]) -> int:
