@@ -16,7 +16,7 @@ from sparkgpt.errors import UserError
 from sparkgpt.export import hf
 from sparkgpt.export.hf import read_hf, write_hf
 from sparkgpt.export.hf_config import from_hf_config, to_hf_config
-from sparkgpt.files import read_json, sha256_file, write_json
+from sparkgpt.files import read_json, sha256_file
 
 
 def assert_same(state, other):
