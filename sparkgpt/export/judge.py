@@ -27,8 +27,8 @@ from sparkgpt.model import Transformer
 from sparkgpt.vocab import BOS, EOS, PAD
 
 LOGIT_TOLERANCE = 1e-4  # largest absolute difference in float32
-# mlx has kernels of its own, whose rounding grows with the logits: of trained models, with logits up
-# to 17, its largest difference was 1.2e-5 of the largest logit (transformers': 5e-7, torch as we).
+# mlx has kernels of its own, whose rounding grows with the logits: of trained models, with logits
+# up to 17, its largest difference was 1.2e-5 of the largest logit (transformers': 5e-7, on torch).
 RELATIVE_TOLERANCE = {"transformers": 0.0, "mlx": 2e-5}
 LOSS_TOLERANCE = 1e-4  # nats per target
 
