@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 from synthetic import digest, edit
@@ -110,9 +111,12 @@ def test_other_paths_are_refused(complete, text):
 
 
 @pytest.mark.parametrize("text", ["https://example.org/a/b", "results/cpu/x", "/usr/bin/python3"])
-def test_harmless_texts_pass(complete, text):
-    edit(complete / "runs" / "dense-s0" / "config.json", {"arguments": {"out_dir": text}})
+def test_harmless_texts_pass(complete, tmp_path, text):
+    config = Path("runs", "dense-s0", "config.json")
+    edit(complete / config, {"arguments": {"out_dir": text}})
     publish(complete)
+    published = json.loads((tmp_path / "results" / "v0.1.0" / config).read_text())
+    assert published["arguments"]["out_dir"] == text
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "v1.x", "../v1", "v"])
