@@ -9,11 +9,12 @@ PYTHON  ?= python3
 TORCH   ?= cpu
 PROFILE ?= cpu
 CORES   ?= all
+KILLS   ?= 24
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test lint smoke env env-test lock clean-work
+.PHONY: help reproduce test test-crash lint smoke env env-test lock clean-work
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -38,6 +39,9 @@ smoke:  ## the whole pipeline in two minutes
 
 test: $(TEST) $(TF4)
 	SPARKGPT_TF4_PYTHON=$(CURDIR)/$(VENV)/tf4/bin/python $(BIN)/python -m pytest
+
+test-crash: $(BASE)  ## kills runs at random and compares their ends; KILLS=1000 for more, SEED=S for others
+	$(BIN)/python tests/crash/run.py --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
 lint: $(TEST)
 	$(BIN)/ruff check .
