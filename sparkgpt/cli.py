@@ -28,6 +28,10 @@ COMMANDS = {
     "tables": ("sparkgpt.report.tables", "render tables from records, or keep the README's"),
     "plots": ("sparkgpt.report.plots", "draw plots from records"),
     "archive": ("sparkgpt.report.archive", "publish records, tables and plots as a version"),
+    "why": ("sparkgpt.pipeline.why", "which jobs are stale, what changed, and what it costs"),
+    "accept": ("sparkgpt.pipeline.accept", "adopt a change that alters no result"),
+    "trace": ("sparkgpt.pipeline.trace", "a table's row to its records, tree, code and data"),
+    "verify": ("sparkgpt.pipeline.verify", "files, records, data and tables against each other"),
     "reproduced": ("sparkgpt.report.reproduced", "published against reproduced, row by row"),
 }
 

@@ -71,6 +71,17 @@ def code_digest(stage: str, root: Path = ROOT) -> str:
     return digest.hexdigest()
 
 
+@functools.cache
+def libraries_of(stage: str, root: Path = ROOT) -> frozenset[str]:
+    """Names of the libraries, not of the standard one, that the modules of a stage import."""
+    found = set()
+    for name in modules_of(stage, root):
+        for level, module, _ in _import_statements(module_path(name, root).read_bytes()):
+            if module and not level:
+                found.add(module.split(".")[0])
+    return frozenset(found - sys.stdlib_module_names - {PACKAGE})
+
+
 def imports_of(name: str, root: Path = ROOT) -> set[str]:
     """Modules of this package that a module's source imports anywhere, with their packages.
 

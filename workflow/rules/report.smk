@@ -10,14 +10,16 @@ rule tables:
     output:
         markdown="{records}/tables.md",
         json="{records}/tables.json",
+        job="{records}/jobs/tables.json",
     log:
         "{records}/logs/tables.log",
     params:
-        code=code("tables"),
-        env=ENVIRONMENT,
+        values=values("tables"),
     shell:
         "python -m sparkgpt tables --records {wildcards.records} --rows {input.rows}"
-        " --out {output.markdown} --json-out {output.json} > {log} 2>&1"
+        " --out {output.markdown} --json-out {output.json} > {log} 2>&1 && "
+        + RECORD
+        + " --inputs {input}"
 
 
 rule plot:
@@ -30,12 +32,14 @@ rule plot:
         rows=lambda wildcards: GROUP_OF[wildcards.records].table,
     output:
         "{records}/plots/{plot}.svg",
+        job="{records}/jobs/plot-{plot}.json",
     log:
         "{records}/logs/plot-{plot}.log",
     params:
-        code=code("plots"),
-        env=ENVIRONMENT,
+        values=values("plot"),
         folder=subpath(output[0], parent=True),
     shell:
         "python -m sparkgpt plots --records {wildcards.records} --rows {input.rows}"
-        " --only {wildcards.plot} --out {params.folder} > {log} 2>&1"
+        " --only {wildcards.plot} --out {params.folder} > {log} 2>&1 && "
+        + RECORD
+        + " --inputs {input}"
