@@ -31,6 +31,7 @@ COMMANDS = {
     "why": ("sparkgpt.pipeline.why", "which jobs are stale, what changed, and what it costs"),
     "accept": ("sparkgpt.pipeline.accept", "adopt a change that alters no result"),
     "trace": ("sparkgpt.pipeline.trace", "a table's row to its records, tree, code and data"),
+    "clean": ("sparkgpt.pipeline.clean", "list or remove work folders that no run will resume"),
     "verify": ("sparkgpt.pipeline.verify", "files, records, data and tables against each other"),
     "reproduced": ("sparkgpt.report.reproduced", "published against reproduced, row by row"),
 }

@@ -66,8 +66,7 @@ def trace(folder: Path, name: str) -> Iterator[Link]:
     for home in (folder, *sorted(folder.glob("extra/*"))):
         if not (home / "runs").is_dir():
             continue
-        rows = home / "rows.tsv"
-        report = render.load_report(home, rows if rows.is_file() else None)
+        report = render.load_report(home, _rows_table(home))
         labels = {row.label: row.name for row in report.rows}
         row = labels.get(name, name)
         runs = [run for run in load_runs(home) if name == run.summary.run or row == run.row]
@@ -77,6 +76,13 @@ def trace(folder: Path, name: str) -> Iterator[Link]:
                 yield from _run_links(home, run)
             return
     raise UserError(f"{folder} has no row or run {name!r}; see {folder / 'tables.md'}")
+
+
+def _rows_table(home: Path) -> Path | None:
+    """The runs table that named the rows: published with them, or an input of the tables' job."""
+    read = (read_record(home / "jobs" / "tables.json") or {"inputs": {}})["inputs"]
+    tables = [home / "rows.tsv", *(ROOT / name for name in read if name.endswith(".tsv"))]
+    return next((path for path in tables if path.is_file()), None)
 
 
 def _row_links(home: Path, report: render.Report, row: str) -> Iterator[Link]:

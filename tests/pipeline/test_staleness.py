@@ -5,6 +5,7 @@ The tests plan after an edit and take it back, or run what little is stale.
 
 import json
 import os
+import re
 import shutil
 from contextlib import contextmanager
 
@@ -45,6 +46,10 @@ def test_digests_cover_what_each_stage_imported(built):
     seen = set()
     for command, modules in built.imported:
         names = [word for word in command if word in stages or word in ENTRIES]
+        if (
+            "sparkgpt.pipeline.record" in command
+        ):  # it runs after each stage, in a process of its own
+            continue
         if modules and names:
             stage = stages.get(names[0], names[0])
             seen.add(stage)
@@ -122,9 +127,16 @@ def test_order_of_flags_is_no_change(built):
 
 
 def test_lock_restales_what_uses_libraries(built):
-    with edited(built, "requirements/base.lock.txt", "# another pin\n"):
-        jobs = built.planned()
-    assert jobs["prepare"] == jobs["cache"] == 1 and "fetch" not in jobs
+    lock = built.root / "requirements" / "base.lock.txt"
+    before = lock.read_text()
+    stale = {}
+    for library in ("matplotlib", "orjson", "pulp"):
+        lock.write_text(re.sub(rf"^{library}==\S+", f"{library}==0.0.1", before, flags=re.M))
+        stale[library] = built.planned()
+    lock.write_text(before)
+    assert stale["matplotlib"] == {"plot": 6}
+    assert stale["orjson"] == {"prepare": 1, "cache": 1, "ready": 1}
+    assert stale["pulp"] == {}
 
 
 def test_data_rebuilt_to_the_same_bytes_trains_nothing(built):
