@@ -1,13 +1,13 @@
 """Runs on disk: resumable checkpoints, final weights, and what guards them.
 
 A checkpoint `step<N>/` holds model.safetensors, optimizer.safetensors, state.json and
-manifest.json (sha256 of the other three); it appears by one rename.
+manifest.json (the run it belongs to, sha256 of the other three); it appears by one rename.
 """
 
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -53,28 +53,36 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def save_step(
-    folder: Path, step: int, model: Transformer, optimizer: HybridOptimizer, state: dict
-) -> Path:
-    """Write `folder`/step<step>/ and return it. `state` is the JSON of everything but tensors."""
-    path = folder / f"step{step}"
-    with replacing_directory(path) as temporary:
+    folder: Path, step: int, run: str, model: Transformer, optimizer: HybridOptimizer, state: dict
+) -> str:
+    """Write `folder`/step<step>/ of the run with fingerprint digest `run`.
+
+    `state` is the JSON of everything but tensors. Returns the digest of the tensors, which is the
+    same on every rank.
+    """
+    with replacing_directory(folder / f"step{step}") as temporary:
         write_tensors(temporary / "model.safetensors", _on_cpu(model.state_dict()))
         write_tensors(temporary / "optimizer.safetensors", _on_cpu(optimizer.state_dict()))
         write_json(temporary / "state.json", {"step": step, **state})
         digests = {name: sha256_file(temporary / name) for name in sorted(PARTS)}
-        write_json(temporary / "manifest.json", {"format": 1, "sha256": digests})
-    return path
+        write_json(temporary / "manifest.json", {"format": 2, "run": run, "sha256": digests})
+    return _tensors_digest(digests)
 
 
-def is_valid(path: Path) -> bool:
-    """Whether every file of a checkpoint is there with the sha256 that its manifest gives."""
-    try:
-        digests = read_section(path / "manifest.json", "sha256")
-        return digests.keys() == PARTS and all(
-            sha256_file(path / name) == digest for name, digest in digests.items()
-        )
-    except (UserError, OSError):
-        return False
+def inspect_step(path: Path, run: str) -> str:
+    """The digest of a checkpoint's tensors, once every file has the sha256 that its manifest gives.
+
+    UserError when it is damaged, or belongs to a run of another fingerprint digest than `run`.
+    """
+    digests = read_section(path / "manifest.json", "sha256")
+    if digests.keys() != PARTS:
+        raise UserError(f"{path}: damaged or incomplete")
+    for name, digest in digests.items():
+        if not (path / name).is_file() or sha256_file(path / name) != digest:
+            raise UserError(f"{path}: damaged or incomplete ({name})")
+    if read_json(path / "manifest.json").get("run") != run:
+        raise UserError(f"{path}: belongs to another run")
+    return _tensors_digest(digests)
 
 
 def steps_in(folder: Path) -> list[tuple[int, Path]]:
@@ -87,22 +95,23 @@ def steps_in(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
-def valid_steps(folder: Path) -> set[int]:
-    """Steps of the checkpoints whose digests hold; damaged ones are named."""
-    valid = set()
+def valid_steps(folder: Path, run: str) -> dict[int, str]:
+    """Step -> digest of the tensors, of each checkpoint of this run that is whole; others are
+    named on stderr."""
+    valid = {}
     for step, path in steps_in(folder):
-        if is_valid(path):
-            valid.add(step)
-        else:
-            print(f"{path}: damaged or incomplete, passed over", file=sys.stderr)
+        try:
+            valid[step] = inspect_step(path, run)
+        except UserError as error:
+            print(f"{error}, passed over", file=sys.stderr)
     return valid
 
 
-def prune(folder: Path, keep_last: int) -> None:
-    """Keep the `keep_last` newest valid checkpoints; remove all older ones and their twins."""
-    valid = [step for step, path in steps_in(folder) if is_valid(path)]
-    if len(valid) > keep_last:
-        remove_steps(folder, lambda step: step < valid[keep_last - 1])
+def prune(folder: Path, keep_last: int, valid: Iterable[int]) -> None:
+    """Keep the `keep_last` newest of the `valid` steps; remove everything older, with its twins."""
+    newest = sorted(valid, reverse=True)[:keep_last]
+    if newest:
+        remove_steps(folder, lambda step: step < newest[-1])
 
 
 def remove_steps(folder: Path, unwanted: Callable[[int], bool]) -> None:
@@ -121,16 +130,20 @@ def load_step(path: Path, model: Transformer, optimizer: HybridOptimizer) -> dic
     return read_json(path / "state.json")
 
 
+def differences(there: dict, here: dict) -> str:
+    """`name was X, is Y` of each value in which two fingerprints differ; empty when none does."""
+    return "; ".join(
+        f"{name} was {there.get(name)!r}, is {here.get(name)!r}"
+        for name in sorted(there.keys() | here.keys())
+        if there.get(name) != here.get(name)
+    )
+
+
 def check_fingerprint(path: Path, saved: dict, current: dict) -> None:
     """UserError naming each value that differs between a saved run's fingerprint and this one."""
-    differing = [
-        f"{name} was {saved.get(name)!r}, is {current.get(name)!r}"
-        for name in sorted(saved.keys() | current.keys())
-        if saved.get(name) != current.get(name)
-    ]
-    if differing:
+    if differing := differences(saved, current):
         raise UserError(
-            f"{path} belongs to another run: {'; '.join(differing)}; "
+            f"{path} belongs to another run: {differing}; "
             "restore these values, or choose another --run-name"
         )
 
@@ -164,6 +177,10 @@ def read_run(folder: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
     except TypeError as error:
         raise UserError(f"{home / 'config.json'}: {error}; restore it") from error
     return config, read_tensors(weights)
+
+
+def _tensors_digest(digests: dict[str, str]) -> str:
+    return f"{digests['model.safetensors']} {digests['optimizer.safetensors']}"
 
 
 def _on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:

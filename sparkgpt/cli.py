@@ -4,13 +4,12 @@ No number lives here, so that an edit to this file makes no result stale.
 """
 
 import difflib
-import errno
 import importlib
 import os
 import sys
 
 from sparkgpt import __version__
-from sparkgpt.errors import UserError
+from sparkgpt.errors import UserError, explain
 
 # Subcommand -> (module whose main(argv) it is, what it does).
 COMMANDS = {
@@ -55,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     except (UserError, OSError, KeyboardInterrupt) as error:
         if debug:
             raise
-        message, code = _explain(error)
+        message, code = explain(error)
         print(f"sparkgpt: error: {message}", file=sys.stderr)
         return code
 
@@ -81,15 +80,3 @@ def _run(argv: list[str]) -> int:
         advice = f"did you mean {near[0]}?" if near else "see `sparkgpt --help`"
         raise UserError(f"there is no command {command!r}; {advice}")
     return importlib.import_module(COMMANDS[command][0]).main(argv[1:]) or 0
-
-
-def _explain(error: BaseException) -> tuple[str, int]:
-    """One line and the exit code of an error that a user can cause."""
-    if isinstance(error, UserError):
-        return " ".join(str(error).split("\n")), error.exit_code
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted", 130
-    place = f"{error.filename}: " if error.filename else ""
-    reason = error.strerror or str(error)
-    advice = "free space or choose another place" if error.errno == errno.ENOSPC else "see --debug"
-    return f"{place}{reason}; {advice}", 1

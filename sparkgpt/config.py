@@ -139,6 +139,11 @@ class TrainConfig:
     keep_last: int = flag(3, "resumable checkpoints to keep")
     save_final: bool = flag(False, "write model_final.safetensors and hf/ at the end")
     hf_export: bool = flag(True, "write Hugging Face directories beside saved weights")
+    on_bad_step: str = flag(
+        "skip",
+        "when loss or gradient is not finite: leave the step out, up to 3 in a row, or stop",
+        choices=("skip", "stop"),
+    )
     resume: bool = flag(False, "continue from the newest checkpoint, if there is one")
     device: str = flag("auto", "where to train", choices=("auto", "cpu", "cuda"))
     threads: int = flag(0, "CPU threads (0: torch's choice); recorded, it can change last bits")

@@ -4,7 +4,8 @@ Started by torchrun (its environment variables); one process otherwise.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -29,11 +30,13 @@ def choose_device(wanted: str) -> str:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among `world` processes; `device` is the one it computes on."""
+    """This process among `world` processes; `device` is the one it computes on, `timeout` how many
+    seconds it waits for the others."""
 
     rank: int
     world: int
     device: torch.device
+    timeout: int = 0
 
     @property
     def is_main(self) -> bool:
@@ -41,7 +44,10 @@ class Ranks:
 
 
 def start(device_name: str, timeout_seconds: int) -> Ranks:
-    """Join the process group that torchrun describes, if any: nccl on CUDA, gloo on a CPU."""
+    """Join the process group that torchrun describes, if any: nccl on CUDA, gloo on a CPU.
+
+    UserError when the others don't come in time.
+    """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if device_name == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -51,8 +57,30 @@ def start(device_name: str, timeout_seconds: int) -> Ranks:
     if world == 1:
         return Ranks(0, 1, device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
-    return Ranks(dist.get_rank(), world, device)
+    ranks = Ranks(int(os.environ["RANK"]), world, device, timeout_seconds)
+    with together(ranks):
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+        dist.barrier()
+    return ranks
+
+
+@contextmanager
+def together(ranks: Ranks) -> Iterator[None]:
+    """Around what all ranks do at once: UserError when another one is gone or silent.
+
+    gloo and the store raise subclasses of RuntimeError then. nccl's watchdog ends the process
+    instead, with a message of its own.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        said = str(error).split("\n")[0]
+        raise UserError(
+            f"rank {ranks.rank}: another rank is gone or did not answer within "
+            f"--ddp-timeout-seconds ({ranks.timeout} s); see its own message, then start all ranks "
+            f"again with --resume ({said})",
+            exit_code=1,
+        ) from error
 
 
 def stop(ranks: Ranks) -> None:
@@ -61,10 +89,17 @@ def stop(ranks: Ranks) -> None:
         dist.destroy_process_group()
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until a CUDA device has done what was queued; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def sum_over_ranks(value: Tensor, ranks: Ranks) -> Tensor:
     """`value` summed over ranks, in place; itself with one rank."""
     if ranks.world > 1:
-        dist.all_reduce(value)
+        with together(ranks):
+            dist.all_reduce(value)
     return value
 
 
@@ -81,7 +116,7 @@ def sum_gradients(parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     flat = torch.cat([p.grad.flatten() for p in parameters])
-    dist.all_reduce(flat)
+    sum_over_ranks(flat, ranks)
     parts = flat.split([p.numel() for p in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
         parameter.grad.copy_(part.view_as(parameter))
@@ -92,7 +127,8 @@ def broadcast_object(value: object, ranks: Ranks) -> object:
     if ranks.world == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0)
+    with together(ranks):
+        dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
@@ -115,5 +151,6 @@ def gather_objects(value: object, ranks: Ranks) -> list[object]:
     if ranks.world == 1:
         return [value]
     values: list[object] = [None] * ranks.world
-    dist.all_gather_object(values, value)
+    with together(ranks):
+        dist.all_gather_object(values, value)
     return values

@@ -1,4 +1,8 @@
-"""The one kind of error that a user can cause."""
+"""The one kind of error that a user can cause, and how any error becomes one line."""
+
+import errno
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk, a used-up quota, a file too big
 
 
 class UserError(Exception):
@@ -11,3 +15,15 @@ class UserError(Exception):
     def __init__(self, message: str, exit_code: int = 2):
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def explain(error: BaseException) -> tuple[str, int]:
+    """One line and the exit code for a UserError, an OSError or a KeyboardInterrupt."""
+    if isinstance(error, UserError):
+        return " ".join(str(error).split("\n")), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", 130
+    place = f"{error.filename}: " if error.filename else ""
+    reason = error.strerror or str(error)
+    advice = "free space or choose another place" if error.errno in FULL else "see --debug"
+    return f"{place}{reason}; {advice}", 1

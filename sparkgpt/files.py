@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from sparkgpt.errors import UserError
+from sparkgpt.errors import FULL, UserError
 
 
 def sha256_file(path: Path | str) -> str:
@@ -40,27 +40,43 @@ def make_directory(path: Path | str) -> Path:
 
 
 @contextlib.contextmanager
+def naming(path: Path | str) -> Iterator[None]:
+    """Around writes: UserError, with the place, when the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; free space or choose another place",
+            exit_code=1,
+        ) from error
+
+
+@contextlib.contextmanager
 def replacing(path: Path | str) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success sync it and rename it to `path`.
 
     The temporary may be written as a file. On any exception it is removed and `path` is untouched.
+    UserError when the disk is full.
     """
     path = Path(path)
     make_directory(path.parent)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        # mkstemp makes files private; outputs follow the user's umask like any other file.
-        os.chmod(temporary, 0o666 & ~_umask())
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        fsync_directory(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with naming(path):
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            # mkstemp makes files private; outputs follow the user's umask like any other file.
+            os.chmod(temporary, 0o666 & ~_umask())
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            fsync_directory(path.parent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 @contextlib.contextmanager
@@ -68,29 +84,36 @@ def replacing_directory(path: Path | str) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; on success it takes the place of `path`.
 
     Every file in it is synced first. An older `path` is removed only once the new one is complete.
+    UserError when the disk is full.
     """
     path = Path(path)
     make_directory(path.parent)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
-    try:
-        yield temporary
-        os.chmod(temporary, 0o777 & ~_umask())
-        for file in sorted(temporary.rglob("*")):
-            if file.is_file():
-                with open(file, "rb") as handle:
-                    os.fsync(handle.fileno())
-        fsync_directory(temporary)
-        if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
-            os.replace(path, old / path.name)
-            os.replace(temporary, path)
-            shutil.rmtree(old)
-        else:
-            os.replace(temporary, path)
-        fsync_directory(path.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    with naming(path):
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+        try:
+            yield temporary
+            os.chmod(temporary, 0o777 & ~_umask())
+            for file in sorted(temporary.rglob("*")):
+                if file.is_file():
+                    with open(file, "rb") as handle:
+                        os.fsync(handle.fileno())
+            fsync_directory(temporary)
+            _take_place(temporary, path)
+            fsync_directory(path.parent)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def _take_place(temporary: Path, path: Path) -> None:
+    """Rename a folder to `path`; an older folder there is moved aside first, then removed."""
+    if not path.exists():
+        os.replace(temporary, path)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
+    os.replace(path, old / path.name)
+    os.replace(temporary, path)
+    shutil.rmtree(old)
 
 
 def write_text(path: Path | str, text: str) -> None:

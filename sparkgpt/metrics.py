@@ -1,6 +1,7 @@
 """What a run writes down while it goes on: metrics.jsonl, clocks, and optionally wandb."""
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterable
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from sparkgpt.config import TrainConfig
 from sparkgpt.errors import UserError
-from sparkgpt.files import write_text
+from sparkgpt.files import naming, write_text
 
 WANDB_FINISH_SECONDS = 60.0
 
@@ -64,15 +65,22 @@ class MetricsFile:
         self.file = open(path, "a", encoding="utf-8")
 
     def write(self, line: dict[str, object]) -> None:
-        self.file.write(json.dumps(line, allow_nan=True) + "\n")
-        self.file.flush()
+        """Append a line of finite numbers; ValueError for others, UserError on a full disk."""
+        with naming(self.path):
+            self.file.write(json.dumps(line, allow_nan=False) + "\n")
+            self.file.flush()
         if self.wandb is not None:
             self.wandb.log(line)
 
+    def sync(self) -> None:
+        """Make what was written durable, before a checkpoint says that it was."""
+        os.fsync(self.file.fileno())
+
     def close(self) -> None:
-        self.file.close()
         if self.wandb is not None:
             self.wandb.finish()
+        with naming(self.path):  # closing writes what a full disk did not take before
+            self.file.close()
 
 
 def read_metrics(path: Path) -> list[dict]:

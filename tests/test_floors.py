@@ -12,7 +12,7 @@ FLOORS = (
     ("config", "flags", "vocab", "fingerprint", "files", "lock", "progress", "errors"),
     ("ops", "data"),
     ("model", "loss", "optim"),
-    ("checkpoint", "distributed", "metrics", "provenance"),
+    ("checkpoint", "distributed", "guard", "metrics", "provenance"),
     ("train", "evaluate", "generate", "autotune", "coordinates", "export"),
     ("report",),
     ("pipeline",),

@@ -4,7 +4,6 @@ While a transfer goes on, its bytes lie in `<name>.part`. The caller verifies th
 it its name.
 """
 
-import errno
 import http.client
 import os
 import re
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from sparkgpt.errors import UserError
+from sparkgpt.errors import FULL, UserError
 from sparkgpt.progress import progress
 
 BLOCK = 1 << 20
@@ -31,7 +30,6 @@ HOPELESS = (
     ssl.SSLCertVerificationError,
     http.client.InvalidURL,
 )
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)

@@ -116,10 +116,14 @@ class WindowStream:
         plan, place = self._locate(index)
         return int(plan.real_tokens[place])
 
+    def documents(self, index: int) -> list[int]:
+        """Ids of the documents of window `index`, from its plan alone."""
+        plan, place = self._locate(index)
+        return plan.documents(place).tolist()
+
     def doc_lengths(self, index: int) -> list[int]:
         """Positions of each document of window `index`, from its plan alone."""
-        plan, place = self._locate(index)
-        return self._positions[plan.documents(place)].tolist()
+        return self._positions[self.documents(index)].tolist()
 
     def windows_for(self, target_tokens: float) -> int:
         """How many windows from the first one hold at least `target_tokens` real tokens."""

@@ -4,12 +4,14 @@ import torch
 from torch import Tensor
 
 from sparkgpt.config import TrainConfig
+from sparkgpt.errors import UserError
 from sparkgpt.model.transformer import Transformer
 from sparkgpt.optim.groups import Group, parameter_groups
 from sparkgpt.optim.muon import Muon
 
 BETAS = (0.9, 0.999)
 EPS = 1e-8
+ENTRIES = {Muon: ("momentum",), torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq")}
 
 
 class HybridOptimizer:
@@ -32,11 +34,15 @@ class HybridOptimizer:
         )
 
     def step(self, factor: float) -> None:
-        """One update with every peak rate multiplied by `factor`; gradients are then dropped."""
+        """One update with every peak rate multiplied by `factor`."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak_lr"] * factor
             optimizer.step()
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -49,7 +55,11 @@ class HybridOptimizer:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state_dict` gave; dtypes and bits stay as saved."""
+        """Restore what `state_dict` gave; dtypes and bits stay as saved.
+
+        UserError when it isn't the state of these very parameters. One saved before the first
+        update is empty.
+        """
         by_name = {name: parameter for parameter, name in self.names.items()}
         owner = {
             parameter: optimizer
@@ -57,6 +67,13 @@ class HybridOptimizer:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
+        expected = {f"{self.names[p]}/{e}" for p, o in owner.items() for e in ENTRIES[type(o)]}
+        differing = sorted(expected ^ state.keys()) if state else []
+        if differing:
+            raise UserError(
+                f"the saved optimizer state does not fit the model: {differing[0]} is "
+                f"{'missing' if differing[0] in expected else 'unknown'}; remove the checkpoint"
+            )
         for key, value in state.items():
             name, entry = key.rsplit("/", 1)
             parameter = by_name[name]

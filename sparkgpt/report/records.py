@@ -68,6 +68,7 @@ class Metrics:
 
     train: list[dict[str, Any]]
     val: list[dict[str, Any]]
+    skip: list[dict[str, Any]]  # steps that the guard left out
 
     def series(self, kind: str, key: str) -> dict[int, Any]:
         """step -> value over the `train` or `val` lines that hold `key`."""
@@ -137,7 +138,7 @@ def load_run(folder: Path) -> Run:
 
 def read_metrics(path: Path) -> Metrics:
     """Read metrics.jsonl. UserError names the line that is not a whole JSON object."""
-    lines: dict[str, dict[int, dict]] = {"train": {}, "val": {}}
+    lines: dict[str, dict[int, dict]] = {"train": {}, "val": {}, "skip": {}}
     for number, text in enumerate(path.read_bytes().splitlines(), 1):
         try:
             line = json.loads(text)

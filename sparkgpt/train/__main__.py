@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sparkgpt.config import TrainConfig
-from sparkgpt.errors import UserError
+from sparkgpt.errors import UserError, explain
 from sparkgpt.files import read_json, write_json
 from sparkgpt.fingerprint import code_digest
 from sparkgpt.flags import parse_train
@@ -73,6 +73,7 @@ def main(argv: list[str]) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except UserError as error:
-        print(f"sparkgpt: error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    except (UserError, OSError, KeyboardInterrupt) as error:
+        message, code = explain(error)
+        print(f"sparkgpt: error: {message}", file=sys.stderr)
+        sys.exit(code)

@@ -11,6 +11,7 @@ from sparkgpt.model.transformer import Transformer
 from sparkgpt.ops.attention import choose_backend
 from sparkgpt.ops.choices import attention_choice
 from sparkgpt.optim.hybrid import HybridOptimizer
+from sparkgpt.provenance import device_state, platform_state
 from sparkgpt.train.step import window_loss
 
 
@@ -36,5 +37,21 @@ def build_model(
 
 def build_loss(train: TrainConfig, ranks: Ranks) -> Callable:
     """`window_loss`, compiled on CUDA or when asked to."""
-    compile_it = ranks.device.type == "cuda" if train.compile is None else train.compile
-    return torch.compile(window_loss) if compile_it else window_loss
+    return torch.compile(window_loss) if compiles(train, ranks) else window_loss
+
+
+def compiles(train: TrainConfig, ranks: Ranks) -> bool:
+    """Whether the loss is compiled: by default on CUDA only."""
+    return ranks.device.type == "cuda" if train.compile is None else train.compile
+
+
+def inexact_values(model: Transformer, train: TrainConfig, ranks: Ranks) -> dict[str, object]:
+    """What may change between the attempts of a run although it can change the last bits."""
+    machine = platform_state()
+    return {
+        "device": device_state(ranks.device).get("name", machine["cpu"]),
+        "threads": machine["threads"],
+        "torch": torch.__version__,
+        "attention": model.attention_backend,
+        "compiled": compiles(train, ranks),
+    }

@@ -48,6 +48,8 @@ def finish(
         "autotune": sha256_file(train.autotune) if train.autotune else None,
         "seeds": {"init": train.seed, "data": train.order_seed},
         "attempts": state.attempts,
+        "exact": state.exact,
+        "skipped": state.guard.skipped,
         "validations": state.validations,
         "weights_sha256": weights,
     }
@@ -85,6 +87,8 @@ def summary(
         "peak_memory_bytes": peak_memory(ranks.device),
         "wall_seconds": round(sum(attempt["seconds"] for attempt in state.attempts), 3),
         "train_seconds": round(state.train_seconds, 3),
+        "save_seconds": round(sum(attempt["save_seconds"] for attempt in state.attempts), 3),
+        "skipped_steps": len(state.guard.skipped),
         "initial_loss": state.initial_loss,
         "final_train_loss": state.train_loss,
         "final_val_loss": final,
@@ -115,9 +119,11 @@ def write_hf(out: Path, model: Transformer) -> None:
     write({k: v.detach().cpu() for k, v in model.state_dict().items()}, model.config, out)
 
 
-def write_hf_twin(folder: Path, step: int, model: Transformer) -> None:
-    """hf_step<N>/ beside the checkpoint step<N>/."""
-    write_hf(folder / f"hf_step{step}", model)
+def write_hf_twin(folder: Path, step: int, model: Transformer) -> Path:
+    """Write hf_step<N>/ beside the checkpoint step<N>/, and return it."""
+    out = folder / f"hf_step{step}"
+    write_hf(out, model)
+    return out
 
 
 def adopt(folder: Path, train: TrainConfig, plan: Plan) -> bool:

@@ -3,12 +3,13 @@
 import dataclasses
 import math
 import sys
+import time
 from pathlib import Path
 
 from sparkgpt.checkpoint import prune, save_step
 from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.data.stream import Window, prefetch
-from sparkgpt.distributed import Ranks, gather_objects
+from sparkgpt.distributed import Ranks, gather_objects, synchronize
 from sparkgpt.errors import UserError
 from sparkgpt.evaluate import evaluate
 from sparkgpt.loss import router_summary
@@ -41,10 +42,12 @@ class Trainer:
         model: Transformer,
         optimizer: HybridOptimizer,
         state: RunState,
+        saved: set[int],
     ):
+        """`saved`: steps of the checkpoints that are known to be valid on every rank."""
         self.model_config, self.train, self.plan = model_config, train, plan
         self.ranks, self.folder = ranks, folder
-        self.model, self.optimizer, self.state = model, optimizer, state
+        self.model, self.optimizer, self.state, self.saved = model, optimizer, state, saved
         self.loss_of = build_loss(train, ranks)
         self.clock = TrainingClock(state.train_seconds)
         self.interval = Throughput()
@@ -97,28 +100,34 @@ class Trainer:
         state.step += 1
         state.real_tokens += real_total
         log = state.step % train.log_every == 0 or state.step in (1, plan.steps)
-        stopping = bool(result.stops) if ranks.world > 1 else stop_wanted
+        stopping = bool(result.stops)
         if log or stopping or self.is_boundary():
-            loss = result.loss.item()  # waits for the device, so the clock stops at a true end
-            self.check_finite("training", loss)
+            synchronize(ranks.device)  # so that the clock stops at a true end
         self._count(real_total)
-        if log:
-            self._log(result, loss, real_total, factor)
+        if result.bad:
+            self._leave_out(result.bad)
+        else:
+            state.guard.good()
+            if log:
+                self._log(result, real_total, factor)
         return stopping
+
+    def _leave_out(self, reason: str) -> None:
+        """Write down that a step changed nothing. UserError when the run must not go on."""
+        step, documents = self.state.step, self.plan.step_documents(self.state.step - 1)
+        if self.metrics:
+            self.metrics.write(
+                {"kind": "skip", "step": step, "reason": reason, "documents": documents}
+            )
+            print(f"step {step} is left out: {reason}", file=sys.stderr)
+        # This step's forward pass ran on the weights of the step before, which may be to blame.
+        good = max((s for s in self.saved if s < step - self.state.guard.in_a_row - 1), default=0)
+        self.state.guard.bad(step, reason, documents, self.train.on_bad_step, good)
 
     def is_boundary(self) -> bool:
         """Whether other work follows this step, or the second half of the rates begins after it."""
         step, plan = self.state.step, self.plan
         return step in plan.val_steps or self.is_save_step() or step == plan.steps // 2
-
-    def check_finite(self, kind: str, loss: float) -> None:
-        """UserError at the first loss that is no number; it is the same on every rank."""
-        if not math.isfinite(loss):
-            raise UserError(
-                f"the {kind} loss is {loss} at step {self.state.step}; lower --muon-lr or "
-                "--adamw-lr under another --run-name",
-                exit_code=1,
-            )
 
     def _count(self, real_total: int) -> None:
         """Close this step's clock interval and book what it computed."""
@@ -133,14 +142,14 @@ class Trainer:
         if state.step > plan.steps // 2:
             state.second_half.add(*booked)
 
-    def _log(self, result: StepResult, loss: float, real_total: int, factor: float) -> None:
+    def _log(self, result: StepResult, real_total: int, factor: float) -> None:
         state, train = self.state, self.train
-        state.train_loss = loss
-        if state.initial_loss is None:
-            state.initial_loss = loss
+        state.train_loss = result.loss
+        if state.step == 1:
+            state.initial_loss = result.loss
         if not self.metrics:
             return
-        line = {"kind": "train", "step": state.step, "train/loss": loss,
+        line = {"kind": "train", "step": state.step, "train/loss": result.loss,
                 "real_tokens": state.real_tokens, "lr/factor": factor,
                 "lr/adamw": train.adamw_lr * factor}  # fmt: skip
         if train.optimizer == "muon":
@@ -159,7 +168,12 @@ class Trainer:
         mine = self.plan.val_windows[ranks.rank :: ranks.world]
         parts = gather_objects(evaluate(self.model, mine)["nats_sum"] if mine else 0.0, ranks)
         nats = sum(parts) / self.plan.data["val_tokens"]
-        self.check_finite("held-out", nats)
+        if not math.isfinite(nats):
+            raise UserError(
+                f"the held-out loss is {nats} at step {state.step}; lower --muon-lr or --adamw-lr "
+                "under another --run-name",
+                exit_code=1,
+            )
         state.validations.append([state.step, nats])
         if self.metrics:
             bits = nats / math.log(2)
@@ -174,13 +188,34 @@ class Trainer:
         return every > 0 and (step % every == 0 or step == self.plan.steps)
 
     def save(self, end: str) -> None:
-        """Write a resumable checkpoint of this rank and, on rank 0, its Hugging Face twin."""
-        state = self.state
+        """Write a resumable checkpoint of this rank and, on rank 0, its Hugging Face twin; older
+        ones go once every rank has written its own, with the same weights."""
+        state, folder, started = self.state, self.folder, time.monotonic()
         state.mark_attempt(end)
-        save_step(self.folder, state.step, self.model, self.optimizer, state.to_json())
+        if self.metrics:
+            self.metrics.sync()
+        digest = save_step(
+            folder, state.step, self.plan.run, self.model, self.optimizer, state.to_json()
+        )
+        written = [folder / f"step{state.step}"]
         if self.ranks.is_main and self.train.hf_export:
-            write_hf_twin(self.folder, state.step, self.model)
-        prune(self.folder, self.train.keep_last)
+            written.append(write_hf_twin(folder, state.step, self.model))
+        self.check_alike(gather_objects(digest, self.ranks))
+        self.saved.add(state.step)
+        prune(folder, self.train.keep_last, self.saved)
+        size = sum(file.stat().st_size for path in written for file in path.iterdir())
+        state.book_save(time.monotonic() - started, size)
+
+    def check_alike(self, digests: list[str]) -> None:
+        """UserError when ranks hold different weights: their sums went apart, or a memory erred."""
+        for rank, digest in enumerate(digests):
+            if digest != digests[0]:
+                raise UserError(
+                    f"ranks 0 and {rank} hold different weights after step {self.state.step}; "
+                    "start again with --resume, which goes back to the last step that they share; "
+                    "if it comes again, check both machines",
+                    exit_code=1,
+                )
 
     def stop(self, reason: str) -> bool:
         self.save(reason)

@@ -15,16 +15,17 @@ from sparkgpt.data.stream import (
 )
 from sparkgpt.errors import UserError
 from sparkgpt.fingerprint import code_digest
+from sparkgpt.fingerprint import fingerprint as digest_of
 
 MOST_EPOCHS = 10_000
 
-# What may change between the attempts of one run: cadence of logs and saves, places, and what is
-# allowed but not exact in the last bits (device, threads, back end, compilation).
+# What may change between the attempts of one run: cadence of logs and saves, places, what becomes
+# of bad steps, and what is allowed but not exact in the last bits (`inexact_values`).
 FREE = {
     "train_path", "val_path", "run_name", "out_dir", "max_train_steps", "log_every", "save_every",
     "keep_last", "save_final", "hf_export", "resume", "device", "threads", "compile",
     "attention_backend", "autotune", "ddp_timeout_seconds", "expect_code", "publish", "attempt",
-    "code_as",
+    "on_bad_step", "code_as",
     "wandb", "wandb_project", "wandb_entity", "wandb_run_name", "wandb_tags",
 }  # fmt: skip
 
@@ -43,6 +44,11 @@ class Plan:
     data: dict
     fingerprint: dict
 
+    @property
+    def run(self) -> str:
+        """Hex sha256 of the fingerprint: every checkpoint carries it."""
+        return digest_of(self.fingerprint)
+
     def step_windows(self, step: int, rank: int, world: int) -> list[Window]:
         """This rank's windows of zero-based `step`: round-robin, padded with empty ones."""
         first = step * self.windows_per_step
@@ -53,6 +59,12 @@ class Plan:
         first = step * self.windows_per_step
         last = min(first + self.windows_per_step, self.windows)
         return sum(self.stream.real_tokens(i) for i in range(first, last))
+
+    def step_documents(self, step: int) -> list[int]:
+        """Places in the training file of the global batch's documents."""
+        first = step * self.windows_per_step
+        last = min(first + self.windows_per_step, self.windows)
+        return [n for i in range(first, last) for n in self.stream.documents(i)]
 
     def step_doc_lengths(self, step: int) -> list[int]:
         """Positions of each document of the global batch."""

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import torch
 
-from sparkgpt.checkpoint import check_fingerprint, load_step, remove_steps, valid_steps
+from sparkgpt.checkpoint import (
+    check_fingerprint,
+    differences,
+    load_step,
+    remove_steps,
+    valid_steps,
+)
 from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.distributed import Ranks, choose_device, gather_objects, on_main, start, stop
 from sparkgpt.errors import UserError
@@ -17,7 +23,7 @@ from sparkgpt.model.cost import parameter_counts
 from sparkgpt.model.transformer import Transformer
 from sparkgpt.optim.hybrid import HybridOptimizer
 from sparkgpt.provenance import describe
-from sparkgpt.train.build import build_model
+from sparkgpt.train.build import build_model, inexact_values
 from sparkgpt.train.finish import adopt, finish, publish, show_other_writer
 from sparkgpt.train.loop import Trainer
 from sparkgpt.train.plan import Plan, make_plan
@@ -54,17 +60,16 @@ def _locked_run(
     if train.publish:
         make_directory(train.publish)  # now, not after hours of training
     plan = make_plan(model_config, train, ranks.world)
-    for other in gather_objects(plan.fingerprint, ranks):
-        check_fingerprint("the plan of another rank", other, plan.fingerprint)
+    check_agreement(train, plan, ranks)
     if on_main(lambda: _is_complete(folder, train, plan), ranks):
         return 0
     origin = describe(ranks.device)  # now: files may be edited while the run goes on
     model, optimizer = build_model(model_config, train, ranks)
-    state = RunState()
+    state, saved = RunState(), set()
     if train.resume:
-        state = _resume(folder, train, plan, ranks, model, optimizer)
-    state.begin_attempt()
-    trainer = Trainer(model_config, train, plan, ranks, folder, model, optimizer, state)
+        state, saved = _resume(folder, train, plan, ranks, model, optimizer)
+    state.begin_attempt(inexact_values(model, train, ranks))
+    trainer = Trainer(model_config, train, plan, ranks, folder, model, optimizer, state, saved)
     if ranks.is_main:
         # When this extends a shorter run, its record must not vouch for what follows.
         (folder / "run.json").unlink(missing_ok=True)
@@ -75,6 +80,20 @@ def _locked_run(
         finish(folder, train, plan, ranks, model, state, origin | {"argv": argv})
         publish(folder, train)
     return 0
+
+
+def check_agreement(train: TrainConfig, plan: Plan, ranks: Ranks) -> None:
+    """UserError on every rank, naming the values, when one would not do the same as rank 0."""
+    alike = ("save_every", "resume", "on_bad_step", "hf_export")  # not part of the fingerprint
+    mine = plan.fingerprint | {name: getattr(train, name) for name in alike}
+    mine |= {"steps": plan.steps, "torch": torch.__version__}
+    everyone = gather_objects(mine, ranks)
+    for rank, other in enumerate(everyone):
+        if differing := differences(everyone[0], other):
+            raise UserError(
+                f"rank {rank} differs from rank 0: {differing}; start all ranks alike, on the same "
+                "data and code"
+            )
 
 
 def _is_complete(folder: Path, train: TrainConfig, plan: Plan) -> bool:
@@ -102,12 +121,15 @@ def _resume(
     ranks: Ranks,
     model: Transformer,
     optimizer: HybridOptimizer,
-) -> RunState:
-    """Restore the newest checkpoint that is valid on every rank; a fresh state if there is none.
+) -> tuple[RunState, set[int]]:
+    """Restore the newest checkpoint that is valid, and the same, on every rank; a fresh state if
+    there is none. Returns it with the steps of all such checkpoints.
 
     UserError when it is past the steps asked for.
     """
-    newest = max(set.intersection(*gather_objects(valid_steps(folder), ranks)), default=0)
+    found = gather_objects(valid_steps(folder, plan.run), ranks)
+    saved = {s for s in set.intersection(*map(set, found)) if len({x[s] for x in found}) == 1}
+    newest = max(saved, default=0)
     if newest > plan.steps:
         raise UserError(
             f"{folder} is already at step {newest}, but the run asked for has {plan.steps}; raise "
@@ -119,9 +141,9 @@ def _resume(
     print(f"resuming {train.run_name} after step {state.step}", file=sys.stderr)
     if ranks.is_main:
         cut_metrics(folder / "metrics.jsonl", state.step)
-    # Damaged, or ahead of the other ranks: about to be written again.
+    # Damaged, or not the same on all ranks: about to be written again.
     remove_steps(folder, lambda step: step > state.step)
-    return state
+    return state, saved
 
 
 def _config_values(model: ModelConfig, train: TrainConfig, plan: Plan) -> dict:

@@ -11,6 +11,7 @@ from torch import Tensor
 from sparkgpt.config import TrainConfig
 from sparkgpt.data.stream import Window
 from sparkgpt.distributed import Ranks, sum_gradients, sum_over_ranks
+from sparkgpt.guard import largest_gradient, why_bad
 from sparkgpt.loss import cross_entropy_sum, load_balance
 from sparkgpt.model.transformer import RouterStats, Transformer
 from sparkgpt.optim.hybrid import HybridOptimizer
@@ -19,11 +20,12 @@ from sparkgpt.vocab import IGNORE_INDEX
 
 @dataclass(frozen=True)
 class StepResult:
-    """Global-batch figures of a step, still on the device: reading one waits for the step."""
+    """What a step over the global batch came to; equal on every rank."""
 
-    loss: Tensor  # nats per real target, float64
-    stops: Tensor  # how many ranks want to stop after this step
-    aux_loss: Tensor | None
+    loss: float  # nats per real target
+    bad: str | None  # why the step changed nothing, if it didn't
+    stops: int  # how many ranks want to stop after it
+    aux_loss: Tensor | None  # on the device still, as the routers' statistics are
     router: RouterStats | None
 
 
@@ -45,10 +47,12 @@ def train_step(
     ranks: Ranks,
     stop: bool,
 ) -> StepResult:
-    """Forward and backward over this rank's windows, then one update of every rank alike.
+    """Forward and backward over this rank's windows, then one update of every rank alike, or none
+    when the loss or a gradient is not finite.
 
     `loss_of` is `window_loss`, possibly compiled; `real_total` the real targets of the global
     batch, known to every rank from the plan; `factor` the schedule's share of the peak rates.
+    Reads three numbers from the device before the update, in one transfer.
     """
     sums, routers = [], []
     for window in windows:
@@ -67,8 +71,13 @@ def train_step(
         (loss + train.router_aux_loss_coef * local_aux).backward()
         aux = load_balance(router.prob_sums_LE, router.counts_LE, real_total)
     sum_gradients(model.parameters(), ranks)
-    optimizer.step(factor)
-    return StepResult(nats / max(real_total, 1), stops, aux, router)
+    figures = (nats / max(real_total, 1), stops, largest_gradient(model.parameters()).double())
+    loss, stops, gradient = torch.stack(figures).tolist()
+    bad = why_bad(loss, gradient, model)
+    if bad is None:
+        optimizer.step(factor)
+    optimizer.zero_grad()
+    return StepResult(loss, bad, int(stops), aux, router)
 
 
 def _global_sums(

@@ -4,6 +4,10 @@ import json
 import random
 from pathlib import Path
 
+from sparkgpt.checkpoint import valid_steps
+from sparkgpt.files import read_section
+from sparkgpt.fingerprint import fingerprint
+
 WORDS = "alpha beta gamma delta whole document never cut window stream näher 好的".split()
 SHAPE = (
     "--model-layers 2 --model-dim 32 --attention-heads 2 --kv-heads 1 --head-dim 16 "
@@ -35,6 +39,12 @@ def flags(folder: Path, name: str = "dense-s0", *more: str) -> list[str]:
 def weights(run: Path) -> bytes:
     """The final weights file of a run, whole."""
     return (run / "model_final.safetensors").read_bytes()
+
+
+def whole_steps(run: Path) -> set[int]:
+    """Steps of the valid checkpoints of a run that has a config.json."""
+    fixed = read_section(run / "config.json", "fingerprint")
+    return set(valid_steps(run, fingerprint(fixed)))
 
 
 def timeless(run: Path) -> list[dict]:

@@ -2,32 +2,33 @@
 
 import json
 import time
-from types import SimpleNamespace
 
 import pytest
 from helpers.runs import flags
 
 from sparkgpt.train import loop
 from sparkgpt.train.__main__ import main as train
+from sparkgpt.train.step import StepResult
 
 
 class Device:
-    """An imitated queue: each step takes one second, paid when somebody reads a value."""
+    """An imitated queue: a step takes one second, a quarter of it, the update, still queued when
+    the step's figures are read; it is paid when somebody waits next."""
 
     def __init__(self):
-        self.now, self.queued = 0.0, 0
+        self.now, self.queued = 0.0, 0.0
 
-    def item(self):
+    def wait(self, *arguments):
         self.now += self.queued
-        self.queued = 0
-        return 5.0
+        self.queued = 0.0
 
     def step(self, *arguments):
-        self.queued += 1
-        return SimpleNamespace(loss=self, stops=None, aux_loss=None, router=None)
+        self.wait()
+        self.now, self.queued = self.now + 0.75, 0.25
+        return StepResult(5.0, None, 0, None, None)
 
     def evaluate(self, model, windows):
-        self.item()
+        self.wait()
         self.now += 30  # a validation's own time must not count
         return {"nats_sum": 5.0}
 
@@ -36,6 +37,7 @@ def test_queued_steps_are_booked_where_they_were_made(tmp_path, monkeypatch):
     device = Device()
     monkeypatch.setattr(time, "perf_counter", lambda: device.now)
     monkeypatch.setattr(loop, "train_step", device.step)
+    monkeypatch.setattr(loop, "synchronize", device.wait)
     monkeypatch.setattr(loop, "evaluate", device.evaluate)
     size = ["--target-tokens", "100000", "--log-every", "50", "--no-hf-export"]
     assert train(flags(tmp_path, "clock-s0", *size)) == 0

@@ -2,10 +2,11 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
-from helpers.runs import MOE, flags, timeless, write_documents
+from helpers.runs import MOE, flags, timeless, weights, whole_steps, write_documents
 
 from sparkgpt.checkpoint import read_run
 from sparkgpt.cli import main as cli
@@ -125,7 +126,8 @@ def test_a_mistake_is_one_line_and_exit_2(tmp_path, capsys, name):
 def test_a_run_that_diverges_says_where(tmp_path, capsys):
     code = cli(["train", *flags(tmp_path, "wild-s0", "--adamw-lr", "1e30", "--muon-lr", "1e30")])
     said = capsys.readouterr().err
-    assert code == 1 and "loss is nan at step" in said and "Traceback" not in said
+    assert code == 1 and "at step 5, bad step number 4 in a row" in said
+    assert "there is no checkpoint" in said and "Traceback" not in said
     assert not (tmp_path / "runs" / "wild-s0" / "summary.json").exists()
 
 
@@ -143,7 +145,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path, capsys, monk
     said = capsys.readouterr().err
     assert "No space left on device" in said and "free space" in said
     run = tmp_path / "runs" / "full-s0"
-    assert checkpoint.valid_steps(run) == {10} and not list(run.glob(".*tmp"))
+    assert whole_steps(run) == {10} and not list(run.glob(".*tmp"))
     assert train([*arguments, "--resume"]) == 0
 
 
@@ -191,13 +193,62 @@ def test_an_existing_run_is_not_overwritten(runs, capsys):
     assert (runs / "dense-s0" / "summary.json").read_bytes() == before
 
 
+def one_byte_changed(path, out):
+    text = path.read_bytes()
+    place = text.index(b"alpha")
+    out.write_bytes(text[:place] + b"b" + text[place + 1 :])
+    return str(out)
+
+
 def test_resume_with_other_values_names_them(runs, capsys, tmp_path):
-    other = write_documents(tmp_path / "other.jsonl", 200, 7)
-    changes = ["--seed", "1", "--muon-lr", "0.01", "--train-path", str(other)]
-    assert cli(["train", *flags(runs.parent, "dense-s0", "--resume", *changes)]) == 2
+    other = one_byte_changed(runs.parent / "train.jsonl", tmp_path / "other.jsonl")
+    changes = {
+        "seed was 0, is 1": ["--seed", "1"],
+        "muon_lr was 0.004, is 0.01": ["--muon-lr", "0.01"],
+        "tokens_per_batch was 1024, is 2048": ["--tokens-per-batch", "2048"],
+        "train_digest was": ["--train-path", other],
+        "adamw_lr was 0.0005, is 0.001; muon_lr was 0.004, is 0.01": [
+            *("--adamw-lr", "0.001"), *("--muon-lr", "0.01")
+        ],
+    }  # fmt: skip
+    for expected, more in changes.items():
+        assert cli(["train", *flags(runs.parent, "dense-s0", "--resume", *more)]) == 2
+        said = capsys.readouterr().err
+        assert "belongs to another run" in said and expected in said
+
+
+def test_a_checkpoint_of_another_run_is_passed_over(runs, tmp_path, capsys):
+    arguments = flags(tmp_path, "guest-s0", "--no-hf-export", "--save-every", "10")
+    assert train([*arguments, "--max-train-steps", "10"]) == 0
+    run = tmp_path / "runs" / "guest-s0"
+    shutil.copytree(runs / "dense-s0" / "step20", run / "step20")
+    manifest = read(run / "step20" / "manifest.json")
+    manifest["run"] = "0" * 64
+    (run / "step20" / "manifest.json").write_text(json.dumps(manifest))
+    assert train([*arguments, "--resume"]) == 0
     said = capsys.readouterr().err
-    for part in ("seed was 0, is 1", "muon_lr was 0.004, is 0.01", "train_digest was"):
-        assert part in said
+    assert "step20: belongs to another run, passed over" in said and "after step 10" in said
+    assert weights(run) == weights(runs / "dense-s0")
+
+
+def test_another_thread_count_is_allowed_and_recorded(tmp_path, capsys):
+    arguments = flags(tmp_path, "threads-s0", "--no-hf-export", "--save-every", "10")
+    assert train([*arguments, "--max-train-steps", "10"]) == 0
+    run = tmp_path / "runs" / "threads-s0"
+    assert read(run / "run.json")["exact"] is True
+    assert train([*arguments, "--resume", "--threads", "2"]) == 0
+    assert "threads was 1, is 2: allowed, but not exact" in capsys.readouterr().err
+    record = read(run / "run.json")
+    assert record["exact"] is False
+    assert [x["inexact"]["threads"] for x in record["attempts"]] == [1, 2]
+
+
+def test_the_cost_of_saves_is_reported(runs):
+    attempt = read(runs / "dense-s0" / "run.json")["attempts"][-1]
+    folder = runs / "dense-s0" / "step20"
+    size = sum(f.stat().st_size for p in (folder, folder.parent / "hf_step20") for f in p.iterdir())
+    assert attempt["saves"] == 3 and attempt["save_seconds"] > 0
+    assert attempt["save_bytes"] == pytest.approx(3 * size, rel=0.01)
 
 
 def test_more_tokens_than_the_corpus_holds_means_more_epochs(tmp_path):
