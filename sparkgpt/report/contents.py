@@ -11,7 +11,16 @@ from sparkgpt.report.records import CHECK_FILES, RECORD_FILES, Run
 from sparkgpt.report.sbom import bill_of_materials, check_versions
 
 # What a records folder holds beside its runs; `jobs` are the pipeline's own notes by value.
-PATTERNS = ("*.json", "*.jsonl", "*.md", "*.html", "*.svg", "*.tsv", "plots/*.svg", "jobs/*.json")
+PATTERNS = (
+    "*.json",
+    "*.jsonl",
+    "*.md",
+    "index.html",
+    "*.svg",
+    "*.tsv",
+    "plots/*.svg",
+    "jobs/*.json",
+)
 LOCKS = ("base.lock.txt", "torch.txt")
 MANIFESTS = {
     "prepare.json": "data/manifest.json",
