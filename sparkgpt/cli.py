@@ -27,6 +27,9 @@ COMMANDS = {
     "compare": ("sparkgpt.report.compare", "matched runs, paired by seed"),
     "tables": ("sparkgpt.report.tables", "render tables from records, or keep the README's"),
     "plots": ("sparkgpt.report.plots", "draw plots from records"),
+    "report": ("sparkgpt.report.page", "one page of all tables and figures of a records folder"),
+    "graph": ("sparkgpt.report.graph", "draw the rules of the pipeline from Snakemake's graph"),
+    "summary": ("sparkgpt.report.summary", "what a start of the pipeline ran, reused and made"),
     "archive": ("sparkgpt.report.archive", "publish records, tables and plots as a version"),
     "reproduced": ("sparkgpt.report.reproduced", "published against reproduced, row by row"),
 }

@@ -18,7 +18,7 @@ from sparkgpt.fingerprint import (
 
 EVERY = frozenset(ENTRIES)
 DATA = {"fetch", "prepare", "cache"}
-REPORT = {"compare", "tables", "plots"}
+REPORT = {"compare", "tables", "plots", "page"}
 WEIGHTS = {"train", "export", "check"}
 MODEL = WEIGHTS | {"coordinates"}
 
@@ -55,12 +55,19 @@ STALE = {
     "export.probe_mlx": {"check"},
     "autotune": {"autotune"},
     "coordinates": {"coordinates"},
-    "report.compare": REPORT,
+    "report.compare": {"compare"},
+    "report.matched": REPORT,
+    "report.revisions": set(),
     "report.records": REPORT,
     "report.tables": {"tables"},
     "report.figures": {"plots"},
-    "report.theme": {"plots"},
+    "report.panels": {"plots"},
+    "report.theme": {"plots", "graph", "page"},
+    "report.graph": {"graph"},
+    "report.page": {"page"},
     "report.archive": set(),
+    "report.contents": set(),
+    "report.summary": set(),
     "generate": {"check"},
 }
 
