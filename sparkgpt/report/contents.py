@@ -22,11 +22,7 @@ PATTERNS = (
     "jobs/*.json",
 )
 LOCKS = ("base.lock.txt", "torch.txt")
-MANIFESTS = {
-    "prepare.json": "data/manifest.json",
-    "train.json": "data/train.cache/manifest.json",
-    "val.json": "data/val.cache/manifest.json",
-}
+MANIFESTS = ("data/manifest.json", "data/train.cache/manifest.json", "data/val.cache/manifest.json")
 EMBEDDED = re.compile(r";base64,[A-Za-z0-9+/=]+")
 # An absolute path of two or more parts that is not the tail of a word, a URL or a relative path.
 ABSOLUTE = re.compile(r"(?<![\w./:~-])/(?:[\w.@+~-]+/)+[\w.@+~-]*")
@@ -50,12 +46,11 @@ def copy_pins(records: Path, runs: list[Run], folder: Path, profile: Path, pins:
     data or the libraries that are here now are not those of the runs."""
     for path in (profile, *sorted(profile.parent.glob(f"{profile.stem}.*.tsv"))):
         copy_text(path, folder / "config" / path.name)
-    for name, path in MANIFESTS.items():
-        copy_text(records / path, folder / "data" / name)
-    for path in sorted((records / "raw").glob("*.verified.json")):
-        copy_text(path, folder / "data" / path.name)
+    found = [path.relative_to(records) for path in sorted(records.glob("raw/*.verified.json"))]
+    for path in (*MANIFESTS, *found):
+        copy_text(records / path, folder / path)
     for split in ("train", "val"):
-        digest = read_json(folder / "data" / f"{split}.json").get("digest")
+        digest = read_json(folder / "data" / f"{split}.cache" / "manifest.json").get("digest")
         for run in runs:
             if getattr(run.summary, f"{split}_digest") != digest:
                 raise UserError(

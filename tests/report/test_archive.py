@@ -169,7 +169,8 @@ def test_a_version_tells_what_it_was_made_of(complete, tmp_path):
     publish(complete)
     version = tmp_path / "results" / "v0.1.0"
     assert (version / "config" / "made.yaml").is_file()
-    assert json.loads((version / "data" / "train.json").read_text())["digest"] == digest("train")
+    manifest = json.loads((version / "data" / "train.cache" / "manifest.json").read_text())
+    assert manifest["digest"] == digest("train")
     assert (version / "requirements" / "base.lock.txt").is_file()
     assert (version / "rows.tsv").read_text().startswith("row\tlabel")
     bill = json.loads((version / "sbom.cdx.json").read_text())
