@@ -31,6 +31,9 @@ shell.prefix(f"set -euo pipefail; PATH={shlex.quote(os.path.dirname(sys.executab
 container: config["image"]
 
 
+report: "workflow/report/workflow.rst"
+
+
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/autotune.smk"
@@ -46,6 +49,14 @@ rule all:
         MANIFESTS.values(),
         CACHED_BYTES,
         results_of(MAIN),
+
+
+onsuccess:
+    shell("python -m sparkgpt summary {RESULTS} --log {log} || true")
+
+
+onerror:
+    shell("python -m sparkgpt summary {RESULTS} --log {log} || true")
 
 
 # Further runs tables, each its own target: `snakemake --cores all sweep`.

@@ -37,7 +37,7 @@ ENTRIES = {
     "tables": ("sparkgpt.report.tables",),
     "plots": ("sparkgpt.report.plots",),
     "graph": ("sparkgpt.report.graph",),
-    "page": ("sparkgpt.report.page",),
+    "report": ("sparkgpt.report.page",),
 }
 
 # Stage -> packages that its sources name but its rule never imports, each for the reason given.

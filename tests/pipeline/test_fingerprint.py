@@ -18,7 +18,7 @@ from sparkgpt.fingerprint import (
 
 EVERY = frozenset(ENTRIES)
 DATA = {"fetch", "prepare", "cache"}
-REPORT = {"compare", "tables", "plots", "page"}
+REPORT = {"compare", "tables", "plots", "report"}
 WEIGHTS = {"train", "export", "check"}
 MODEL = WEIGHTS | {"coordinates"}
 
@@ -62,9 +62,9 @@ STALE = {
     "report.tables": {"tables"},
     "report.figures": {"plots"},
     "report.panels": {"plots"},
-    "report.theme": {"plots", "graph", "page"},
+    "report.theme": {"plots", "graph", "report"},
     "report.graph": {"graph"},
-    "report.page": {"page"},
+    "report.page": {"report"},
     "report.archive": set(),
     "report.contents": set(),
     "report.summary": set(),

@@ -1,5 +1,7 @@
 # Names and values that several rules share.
 
+from glob import glob
+
 from pipeline import MAIN, code, data_digests, environment, flag_text, work_folder
 
 RESULTS = profile.results
@@ -21,6 +23,8 @@ HF_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
+RULES = ["Snakefile", *sorted(glob("workflow/rules/*.smk"))]
+CAPTIONS = sorted(glob("workflow/report/*.rst"))
 GROUP_OF = {group.records: group for group in profile.groups.values()}
 
 
@@ -72,16 +76,31 @@ def checks_of(records):
 
 
 def comparison_of(records):
-    """The comparison of the main group, if the profile has pairs."""
-    return [f"{records}/compare.json"] if config["compare"] and records == RESULTS else []
+    """The comparison of a group's matched rows, if it has pairs."""
+    return [f"{records}/compare.json"] if profile.pairs_of(records) else []
+
+
+def plots_of(records):
+    """Names of a group's plots; outside the main group, those of the losses."""
+    if records == RESULTS:
+        return config["plots"]
+    return ["loss", *(["matched"] if profile.pairs_of(records) else [])]
+
+
+def shown(name, path, caption, category):
+    """A file with its caption in the report of `snakemake --report`."""
+    text = f"workflow/report/{caption}.rst"
+    return report(path, caption=text, category=category, labels={"rows": name, "shows": caption})
 
 
 def results_of(name):
-    """Everything that a group of rows is run for; outside the main group, losses alone."""
+    """Everything that a group of rows is run for; only the main group is exported."""
     records = profile.groups[name].records
-    files = records_of(records) + [f"{records}/tables.md"]
-    if name != MAIN:
-        return files + [f"{records}/plots/loss.svg"]
-    plots = expand(f"{records}/plots/{{plot}}.svg", plot=config["plots"])
-    exports = records_of(records, [f"hf/{file}" for file in HF_FILES]) if config["checks"] else []
-    return files + exports + checks_of(records) + comparison_of(records) + plots
+    files = records_of(records) + checks_of(records) + comparison_of(records)
+    if checks_of(records):
+        files += records_of(records, [f"hf/{file}" for file in HF_FILES])
+    page = shown(name, f"{records}/index.html", "page", "Overview")
+    plots = [
+        shown(name, f"{records}/plots/{plot}.svg", plot, "Figures") for plot in plots_of(records)
+    ]
+    return files + [f"{records}/tables.md", page] + plots

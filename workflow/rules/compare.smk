@@ -11,7 +11,7 @@ rule compare:
     params:
         code=code("compare"),
         env=ENVIRONMENT,
-        pairs=[f"--pair {pair}" for pair in config["compare"]],
+        pairs=lambda wildcards: [f"--pair {pair}" for pair in profile.pairs_of(wildcards.records)],
     shell:
         "python -m sparkgpt compare --records {wildcards.records} {params.pairs}"
         " --out {output} > {log} 2>&1"

@@ -1,4 +1,4 @@
-# Tables and plots from the records of a group; each plot is a job of its own.
+# Tables, plots and a page from the records of a group; each plot is a job of its own.
 
 
 rule tables:
@@ -39,3 +39,45 @@ rule plot:
     shell:
         "python -m sparkgpt plots --records {wildcards.records} --rows {input.rows}"
         " --only {wildcards.plot} --out {params.folder} > {log} 2>&1"
+
+
+rule rulegraph:
+    # The picture of the rules, from Snakemake's own graph of them.
+    input:
+        RULES,
+        ancient(f"{RESULTS}/ready.txt"),
+    output:
+        f"{RESULTS}/rulegraph.svg",
+    log:
+        f"{RESULTS}/logs/rulegraph.log",
+    params:
+        code=code("graph"),
+        env=ENVIRONMENT,
+        config=[f"{key}={config[key]}" for key in ("checks", "plots", "compare")],
+        profile=profile.name,
+    shell:
+        "python -m snakemake --rulegraph --cores 1 --config profile={params.profile} 2> {log}"
+        " | python -m sparkgpt graph --out {output} 2>> {log}"
+
+
+rule page:
+    input:
+        records=lambda wildcards: records_of(wildcards.records),
+        checks=lambda wildcards: checks_of(wildcards.records),
+        comparison=lambda wildcards: comparison_of(wildcards.records),
+        plots=lambda wildcards: expand(
+            f"{wildcards.records}/plots/{{plot}}.svg", plot=plots_of(wildcards.records)
+        ),
+        rows=lambda wildcards: GROUP_OF[wildcards.records].table,
+        graph=rules.rulegraph.output,
+        captions=CAPTIONS,
+    output:
+        "{records}/index.html",
+    log:
+        "{records}/logs/page.log",
+    params:
+        code=code("report"),
+        env=ENVIRONMENT,
+    shell:
+        "python -m sparkgpt report --records {wildcards.records} --rows {input.rows}"
+        " --graph {input.graph} --captions workflow/report --out {output} > {log} 2>&1"
