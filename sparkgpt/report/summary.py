@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from sparkgpt.errors import UserError
 from sparkgpt.flags import Parser
@@ -60,7 +61,9 @@ def main(argv: list[str]) -> int:
         report = render.load_report(records)
         if report.runs:
             _print(f"Rows in {records}", rows(report))
-    for line in places(results, jobs):
+        if report.comparison:
+            _print(f"Matched runs in {records}", pairs(report.comparison))
+    for line in [*failures(jobs), *places(_records(results, jobs))]:
         print(line)
     return 0
 
@@ -122,19 +125,32 @@ def rows(report: render.Report) -> list[list[str]]:
                 ", ".join(map(str, measured)),
             ]
         )
-    for pair in (report.comparison or {}).get("pairs", []):
-        difference = f"{cells.signed(pair['mean'])} {cells.interval(pair['interval'])}"
-        name = f"{pair['a']} - {pair['b']}"
-        lines.append([name, "", "", difference, "", f"n = {pair['n']}: {pair['verdict']}"])
     return lines
 
 
-def places(results: Path, jobs: list[Job]) -> list[str]:
-    """Where to look, and first of all at what failed."""
-    failed = [job for job in jobs if job.state == "failed"]
+def pairs(comparison: dict[str, Any]) -> list[list[str]]:
+    """Header and one line a pair of rows."""
+    lines = [["pair", "mean", "95 % interval", "n", "verdict"]]
+    for pair in comparison["pairs"]:
+        figures = [cells.signed(pair["mean"]), cells.interval(pair["interval"]), str(pair["n"])]
+        lines.append([f"{pair['a']} - {pair['b']}", *figures, pair["verdict"]])
+    return lines
+
+
+def failures(jobs: list[Job]) -> list[str]:
+    """One line a job that failed."""
+    return [f"failed: {x.rule}, which makes {x.outputs[0]}" for x in jobs if x.state == "failed"]
+
+
+def places(folders: list[Path]) -> list[str]:
+    """Where to look, a line for each thing that is there."""
     names = {"page": "index.html", "tables": "tables.md", "plots": "plots", "records": "runs"}
-    lines = [f"failed: {job.rule}, which makes {job.outputs[0]}" for job in failed]
-    return lines + [f"{name}: {results / x}" for name, x in names.items() if (results / x).exists()]
+    return [
+        f"{name}: {folder / file}"
+        for folder in folders
+        for name, file in names.items()
+        if (folder / file).exists()
+    ]
 
 
 def _records(results: Path, jobs: list[Job]) -> list[Path]:
