@@ -36,6 +36,9 @@ shell.prefix(
 container: config["image"]
 
 
+report: "workflow/report/workflow.rst"
+
+
 include: "workflow/rules/common.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/autotune.smk"
@@ -51,6 +54,14 @@ rule all:
         MANIFESTS.values(),
         CACHED_BYTES,
         results_of(MAIN),
+
+
+onsuccess:
+    shell("python -m sparkgpt summary {RESULTS} --log {log} || true")
+
+
+onerror:
+    shell("python -m sparkgpt summary {RESULTS} --log {log} || true")
 
 
 # Further runs tables, each its own target: `snakemake --cores all sweep`.

@@ -36,11 +36,14 @@ ENTRIES = {
     "check": ("sparkgpt.export.check",),
     "tables": ("sparkgpt.report.tables",),
     "plots": ("sparkgpt.report.plots",),
+    "graph": ("sparkgpt.report.graph",),
+    "report": ("sparkgpt.report.page",),
 }
 
 # Stage -> packages that its sources name but its rule never imports, each for the reason given.
 NEVER_IMPORTED = {
     "train": ("sparkgpt.export",),  # the rule trains with --no-hf-export; export is a rule itself
+    "compare": ("sparkgpt.report.revisions",),  # the rule compares runs of one tree
 }
 
 

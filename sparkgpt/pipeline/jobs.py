@@ -31,6 +31,8 @@ RULES = {
     "compare": ("compare", ("code", "env", "image", "shell", "pairs", "runs")),
     "tables": ("tables", ("code", "env", "image", "shell", "runs")),
     "plot": ("plots", ("code", "env", "image", "shell", "runs")),
+    "rulegraph": ("graph", ("code", "env", "image", "shell", "config")),
+    "page": ("report", ("code", "env", "image", "shell", "runs")),
 }
 CHECKS = {"transformers": "check_hf", "mlx": "check_mlx"}
 
@@ -98,13 +100,14 @@ class Jobs:
         if name == MAIN and config["checks"]:
             yield from (("export", run) for run in runs)
             yield from ((CHECKS[check], run) for check in config["checks"] for run in runs)
-        if name == MAIN and config["compare"]:
+        if self.profile.pairs_of(group.records):
             yield "compare", records
         yield "tables", records
-        plots = config["plots"] if name == MAIN else ["loss"]
+        plots = self.profile.plots_of(group.records)
         if "coordinates" in plots:
             yield "coordinates", records
         yield from (("plot", records | {"plot": plot}) for plot in plots)
+        yield from (("rulegraph", {}), ("page", records))
 
     def _named(self, rule: str, wildcards: Wildcards) -> tuple[str, Path]:
         """A job's name and the path of its record."""
@@ -130,13 +133,14 @@ class Jobs:
         if key == "data":
             return data_digests(profile.results)
         if key == "pairs":
-            return " ".join(profile.values["compare"])
+            return " ".join(profile.pairs_of(wildcards["records"]))
         if key == "runs":
             return " ".join(self.groups[wildcards["records"]].runs)
         return {
             "prepare": lambda: flag_text(profile.values["prepare"]),
             "autotune": lambda: profile.autotune_flags,
             "train": lambda: profile.run_flags[wildcards["run"]],
+            "rulegraph": lambda: shape_text(profile),
         }[rule]()
 
     def _after(self, rule: str, wildcards: Wildcards) -> Iterator[tuple[str, Wildcards]]:
@@ -154,20 +158,30 @@ class Jobs:
             yield "train", wildcards
             if rule != "export":
                 yield "export", wildcards
-        elif rule in ("compare", "tables", "plot"):
+        elif rule in ("compare", "tables", "plot", "page"):
             yield from self._read_by_reports(rule, wildcards)
 
     def _read_by_reports(self, rule: str, wildcards: Wildcards) -> Iterator[tuple[str, Wildcards]]:
-        group, config = self.groups[wildcards["records"]], self.profile.values
-        records = {"records": group.records}
+        profile, group = self.profile, self.groups[wildcards["records"]]
+        config, records = profile.values, {"records": group.records}
         for run in group.runs:
             yield "train", records | {"run": run}
-            if rule == "tables" and group.name == MAIN:
+            if rule in ("tables", "page") and group.name == MAIN:
                 yield from ((CHECKS[check], records | {"run": run}) for check in config["checks"])
-        if rule != "compare" and group.name == MAIN and config["compare"]:
+        if rule != "compare" and profile.pairs_of(group.records):
             yield "compare", records
+        if rule == "page":
+            plots = profile.plots_of(group.records)
+            yield from (("plot", records | {"plot": plot}) for plot in plots)
+            yield "rulegraph", {}
         if wildcards.get("plot") == "coordinates":
             yield "coordinates", records
+
+
+def shape_text(profile: Profile) -> str:
+    """The keys that say which rules there are."""
+    keys = ("checks", "plots", "compare")
+    return "; ".join(f"{key} {' '.join(profile.values[key])}" for key in keys)
 
 
 def source_text(source: dict) -> str:

@@ -78,6 +78,18 @@ class Profile:
             for seed in row.seeds
         }
 
+    def pairs_of(self, records: str) -> list[str]:
+        """The pairs of rows, as A:B, that are compared in a records folder: both in its table."""
+        (group,) = (group for group in self.groups.values() if group.records == records)
+        rows = {row.name for row in group.rows}
+        return [pair for pair in self.values["compare"] if set(pair.split(":")) <= rows]
+
+    def plots_of(self, records: str) -> list[str]:
+        """Names of a group's plots; outside the main group, those of the losses."""
+        if records == self.results:
+            return self.values["plots"]
+        return ["loss", *(["matched"] if self.pairs_of(records) else [])]
+
     @property
     def autotune_flags(self) -> str:
         """Flags of `sparkgpt autotune`: every attention shape among the runs, one window size."""
@@ -188,7 +200,7 @@ def _check_rows(profile: Profile, where: str) -> None:
             raise UserError(f"profile {profile.name}: row {name!r} is in its tables twice")
     for run in profile.run_flags:
         profile.parsed(run)
-    main = {row.name for row in profile.groups[MAIN].rows}
+    paired = {pair for group in profile.groups.values() for pair in profile.pairs_of(group.records)}
     for pair in profile.values["compare"]:
-        if not set(pair.split(":")) <= main:
+        if pair not in paired:
             raise UserError(f"{where}: compare: {pair!r} names a row that the runs table lacks")

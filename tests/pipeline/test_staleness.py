@@ -14,7 +14,11 @@ import pytest
 from sparkgpt.fingerprint import ENTRIES, WITHOUT_RESULT, modules_of
 
 RECORDS = "results/tiny"
-AFTER_TRAINING = {"export": 2, "check_hf": 2, "check_mlx": 2, "compare": 1, "tables": 1, "plot": 6}
+AFTER_TRAINING = {"export": 2, "check_hf": 2, "check_mlx": 2, "compare": 1, "tables": 1, "plot": 6,
+                  "page": 1}  # fmt: skip
+
+
+AFTER_EXPORT = {"export": 2, "check_hf": 2, "check_mlx": 2, "tables": 1, "page": 1}
 
 
 @contextmanager
@@ -77,7 +81,7 @@ def test_touching_everything_changes_nothing(built):
 
 def test_deleted_plot_is_the_only_one_drawn(built):
     (built.root / RECORDS / "plots" / "loss.svg").unlink()
-    assert built.run() == ["plot"]
+    assert built.run() == ["page", "plot"]
 
 
 @pytest.mark.parametrize(
@@ -86,11 +90,13 @@ def test_deleted_plot_is_the_only_one_drawn(built):
         ("cli", {}),
         ("progress", {}),
         ("__init__", {}),
-        ("report/theme", {"plot": 6}),
+        ("report/theme", {"plot": 6, "page": 1, "rulegraph": 1}),
         ("report/tables", {"tables": 1}),
-        ("report/compare", {"compare": 1, "tables": 1, "plot": 6}),
-        ("export/judge", {"check_hf": 2, "check_mlx": 2, "tables": 1}),
-        ("export/tokenizer", {"export": 2, "check_hf": 2, "check_mlx": 2, "tables": 1}),
+        ("report/page", {"page": 1}),
+        ("report/graph", {"rulegraph": 1, "page": 1}),
+        ("report/matched", {"compare": 1, "tables": 1, "plot": 6, "page": 1}),
+        ("export/judge", {"check_hf": 2, "check_mlx": 2, "tables": 1, "page": 1}),
+        ("export/tokenizer", AFTER_EXPORT),
         ("autotune", {"autotune": 1, "ready": 1}),
         ("data/sources", {"verify": 1, "prepare": 1, "cache": 1, "ready": 1}),
         ("train/step", {"train": 2} | AFTER_TRAINING),
@@ -109,7 +115,7 @@ def test_flag_of_one_row_restales_that_row(built):
     table.write_text(before.replace("--num-experts 4", "--num-experts 2"))
     assert built.planned() == {
         "train": 1, "export": 1, "check_hf": 1, "check_mlx": 1,
-        "compare": 1, "tables": 1, "plot": 6,
+        "compare": 1, "tables": 1, "plot": 6, "page": 1,
     }  # fmt: skip
     table.write_text(before)
     assert built.planned() == {}
@@ -122,7 +128,7 @@ def test_order_of_flags_is_no_change(built):
     assert flags in before
     table.write_text(before.replace(flags, "--num-experts-per-tok 2 --num-experts 4"))
     # The table itself is an input of what shows its labels.
-    assert built.planned().keys() <= {"tables", "plot"}
+    assert built.planned().keys() <= {"tables", "plot", "page"}
     table.write_text(before)
 
 

@@ -1,6 +1,8 @@
 # Names and values that several rules share.
 
-from pipeline import MAIN, Unwatched, code_digest, flag_text, work_folder
+from glob import glob
+
+from pipeline import MAIN, Unwatched, flag_text, work_folder
 
 RESULTS = profile.results
 # The end of each rule's command: notes by value what was made from what.
@@ -25,6 +27,8 @@ HF_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
+RULES = ["Snakefile", *sorted(glob("workflow/rules/*.smk"))]
+CAPTIONS = sorted(glob("workflow/report/*.rst"))
 GROUP_OF = {group.records: group for group in profile.groups.values()}
 
 
@@ -76,17 +80,26 @@ def checks_of(records):
 
 
 def comparison_of(records):
-    """The comparison of the main group, if the profile has pairs."""
-    return [f"{records}/compare.json"] if config["compare"] and records == RESULTS else []
+    """The comparison of a group's matched rows, if it has pairs."""
+    return [f"{records}/compare.json"] if profile.pairs_of(records) else []
+
+
+def shown(name, path, caption, category):
+    """A file with its caption in the report of `snakemake --report`."""
+    text = f"workflow/report/{caption}.rst"
+    return report(path, caption=text, category=category, labels={"rows": name, "shows": caption})
 
 
 def results_of(name):
-    """Everything that a group of rows is run for; outside the main group, losses alone."""
+    """Everything that a group of rows is run for; only the main group is exported."""
     records = profile.groups[name].records
-    files = records_of(records) + [f"{records}/tables.md"]
-    files += [job.record.as_posix() for job in JOBS.of(name)]
-    if name != MAIN:
-        return files + [f"{records}/plots/loss.svg"]
-    plots = expand(f"{records}/plots/{{plot}}.svg", plot=config["plots"])
-    exports = records_of(records, [f"hf/{file}" for file in HF_FILES]) if config["checks"] else []
-    return files + exports + checks_of(records) + comparison_of(records) + plots
+    files = [job.record.as_posix() for job in JOBS.of(name)]
+    files += records_of(records) + checks_of(records) + comparison_of(records)
+    if checks_of(records):
+        files += records_of(records, [f"hf/{file}" for file in HF_FILES])
+    page = shown(name, f"{records}/index.html", "page", "Overview")
+    plots = [
+        shown(name, f"{records}/plots/{plot}.svg", plot, "Figures")
+        for plot in profile.plots_of(records)
+    ]
+    return files + [f"{records}/tables.md", page] + plots

@@ -11,7 +11,7 @@ rule compare:
         "{records}/logs/compare.log",
     params:
         values=values("compare"),
-        pairs=[f"--pair {pair}" for pair in config["compare"]],
+        pairs=lambda wildcards: [f"--pair {pair}" for pair in profile.pairs_of(wildcards.records)],
     shell:
         "python -m sparkgpt compare --records {wildcards.records} {params.pairs}"
         " --out {output[0]} > {log} 2>&1 && " + RECORD + " --inputs {input}"
