@@ -4,12 +4,14 @@
 #   TORCH=cu130         torch for CUDA 13 instead of the CPU (default: cpu)
 #   PROFILE=smoke       another profile of workflow/config (default: cpu)
 #   CORES=2             cores for Snakemake (default: all)
+#   WORKERS=8           processes that run tests (default: 2)
 
 PYTHON  ?= python3
 TORCH   ?= cpu
 PROFILE ?= cpu
 CORES   ?= all
 KILLS   ?= 24
+WORKERS ?= 2
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -27,7 +29,7 @@ TEST   := $(VENV)/.tests-$(call key,requirements/test.lock.txt)
 TF4    := $(VENV)/.tf4-$(call key,requirements/tf4.lock.txt)
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -6
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -7
 
 reproduce: $(BASE)  ## the profile's tables, then published against reproduced
 	$(BIN)/snakemake --cores $(CORES) --config profile=$(PROFILE)
@@ -38,7 +40,7 @@ smoke:  ## the whole pipeline in two minutes
 	$(MAKE) reproduce PROFILE=smoke
 
 test: $(TEST) $(TF4)
-	SPARKGPT_TF4_PYTHON=$(CURDIR)/$(VENV)/tf4/bin/python $(BIN)/python -m pytest
+	SPARKGPT_TF4_PYTHON=$(CURDIR)/$(VENV)/tf4/bin/python $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -rs
 
 test-crash: $(BASE)  ## kills runs at random and compares their ends; KILLS=1000 for more, SEED=S for others
 	$(BIN)/python tests/crash/run.py --kills $(KILLS) $(if $(SEED),--seed $(SEED))

@@ -27,9 +27,12 @@ except UserError as error:
     sys.exit(f"sparkgpt: error: {error}")
 
 # The interpreter that runs Snakemake runs the rules, without being part of their text: moving the
-# environment makes nothing stale.
+# environment makes nothing stale. `record` ends each command: it notes by value what was made from
+# what.
 shell.prefix(
-    f"set -euo pipefail; STARTED=$EPOCHREALTIME; PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH; "
+    f"set -euo pipefail; PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH; "
+    "STARTED=$EPOCHREALTIME; "
+    'record() ( python -m sparkgpt.pipeline.record "$@" --started $STARTED ); '
 )
 
 

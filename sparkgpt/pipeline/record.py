@@ -32,7 +32,6 @@ def main(argv: list[str]) -> int:
     """Hash a job's files and write its record; called by the rules, after their command."""
     parser = argparse.ArgumentParser(prog="python -m sparkgpt.pipeline.record")
     parser.add_argument("record", type=Path)
-    parser.add_argument("--rule", required=True)
     parser.add_argument("--started", type=float, required=True, help="seconds since 1970")
     for section in SECTIONS:
         parser.add_argument(f"--{section}", nargs="*", default=[])
@@ -40,7 +39,7 @@ def main(argv: list[str]) -> int:
     outputs = [path for path in args.outputs if Path(path) != args.record]
     value = {
         "schema": SCHEMA,
-        "rule": args.rule,
+        "rule": args.record.name.split("-")[0].removesuffix(".json"),
         "values": dict(text.split("=", 1) for text in args.values),
         "inputs": {path: sha256_file(path) for path in args.inputs},
         "outputs": {path: sha256_file(path) for path in outputs},

@@ -3,7 +3,7 @@
 
 rule autotune:
     output:
-        AUTOTUNE,
+        choices=AUTOTUNE,
         job=f"{RESULTS}/jobs/autotune.json",
     log:
         f"{RESULTS}/logs/autotune.log",
@@ -12,8 +12,9 @@ rule autotune:
         values=values("autotune"),
         config=Unwatched(profile.autotune_flags),
     shell:
-        "python -m sparkgpt autotune {params.config} --threads {threads} --out {output[0]}"
-        " > {log} 2>&1 && " + RECORD
+        "python -m sparkgpt autotune {params.config} --threads {threads} --out {output.choices}"
+        " > {log} 2>&1"
+        " && record {output.job} --values {params.values:q} --outputs {output}"
 
 
 checkpoint ready:
@@ -24,11 +25,12 @@ checkpoint ready:
         MANIFESTS.values(),
         AUTOTUNE,
     output:
-        f"{RESULTS}/ready.txt",
+        together=f"{RESULTS}/ready.txt",
         job=f"{RESULTS}/jobs/ready.json",
     log:
         f"{RESULTS}/logs/ready.log",
     params:
         values=values("ready"),
     shell:
-        "cat {input} > {output[0]} 2> {log} && " + RECORD + " --inputs {input}"
+        "cat {input} > {output.together} 2> {log}"
+        " && record {output.job} --values {params.values:q} --outputs {output} --inputs {input}"

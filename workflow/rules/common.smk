@@ -5,11 +5,6 @@ from glob import glob
 from pipeline import MAIN, Unwatched, flag_text, work_folder
 
 RESULTS = profile.results
-# The end of each rule's command: notes by value what was made from what.
-RECORD = (
-    "python -m sparkgpt.pipeline.record {output.job} --rule {rule} --started $STARTED"
-    " --values {params.values:q} --outputs {output}"
-)
 RECORDS = ("config.json", "metrics.jsonl", "summary.json", "run.json")
 MANIFESTS = {split: f"{RESULTS}/data/{split}.cache/manifest.json" for split in ("train", "val")}
 AUTOTUNE = f"{RESULTS}/autotune.json"
@@ -50,13 +45,13 @@ def when_ready(wildcards):
     return checkpoints.ready.get().output[0]
 
 
-def values(rule):
+def values(name):
     """The values of a rule's jobs, as a param."""
 
     def of(wildcards):
-        if rule == "train":
+        if name == "train":
             when_ready(wildcards)
-        return JOBS.job(rule, **dict(wildcards.items())).lines
+        return JOBS.job(name, **dict(wildcards.items())).lines
 
     return of
 

@@ -5,7 +5,7 @@ rule compare:
     input:
         lambda wildcards: records_of(wildcards.records),
     output:
-        "{records}/compare.json",
+        comparison="{records}/compare.json",
         job="{records}/jobs/compare.json",
     log:
         "{records}/logs/compare.log",
@@ -14,4 +14,5 @@ rule compare:
         pairs=lambda wildcards: [f"--pair {pair}" for pair in profile.pairs_of(wildcards.records)],
     shell:
         "python -m sparkgpt compare --records {wildcards.records} {params.pairs}"
-        " --out {output[0]} > {log} 2>&1 && " + RECORD + " --inputs {input}"
+        " --out {output.comparison} > {log} 2>&1"
+        " && record {output.job} --values {params.values:q} --outputs {output} --inputs {input}"

@@ -15,14 +15,15 @@ rule fetch:
         folder=subpath(output[0], parent=True),
     shell:
         "python -m sparkgpt fetch {params.name} --out {params.folder} {params.pin}"
-        " > {log} 2>&1 && " + RECORD
+        " > {log} 2>&1"
+        " && record {output.job} --values {params.values:q} --outputs {output}"
 
 
 rule verify:
     input:
         raw=f"{RESULTS}/raw/{{raw}}",
     output:
-        f"{RESULTS}/raw/{{raw}}.verified.json",
+        verified=f"{RESULTS}/raw/{{raw}}.verified.json",
         job=f"{RESULTS}/jobs/verify-{{raw}}.json",
     log:
         f"{RESULTS}/logs/verify-{{raw}}.log",
@@ -33,13 +34,14 @@ rule verify:
         folder=subpath(input.raw, parent=True),
     shell:
         "python -m sparkgpt fetch {params.name} --out {params.folder} {params.pin}"
-        " --verify --json > {output[0]} 2> {log} && " + RECORD + " --inputs {input}"
+        " --verify --json > {output.verified} 2> {log}"
+        " && record {output.job} --values {params.values:q} --outputs {output} --inputs {input}"
 
 
 rule prepare:
     input:
         raw=expand(f"{RESULTS}/raw/{{raw}}", raw=SOURCES),
-        verified=expand(rules.verify.output[0], raw=SOURCES),
+        verified=expand(rules.verify.output.verified, raw=SOURCES),
     output:
         train=f"{RESULTS}/data/train.jsonl",
         val=f"{RESULTS}/data/val.jsonl",
@@ -56,7 +58,8 @@ rule prepare:
         folder=subpath(output.train, parent=True),
     shell:
         "python -m sparkgpt prepare {params.sources} {params.config} --out {params.folder}"
-        " > {log} 2>&1 && " + RECORD + " --inputs {input}"
+        " > {log} 2>&1"
+        " && record {output.job} --values {params.values:q} --outputs {output} --inputs {input}"
 
 
 rule cache:
@@ -78,6 +81,5 @@ rule cache:
         val=subpath(output.val, parent=True),
     shell:
         "(python -m sparkgpt cache {input.train} --out {params.train}"
-        " && python -m sparkgpt cache {input.val} --out {params.val}) > {log} 2>&1 && "
-        + RECORD
-        + " --inputs {input}"
+        " && python -m sparkgpt cache {input.val} --out {params.val}) > {log} 2>&1"
+        " && record {output.job} --values {params.values:q} --outputs {output} --inputs {input}"

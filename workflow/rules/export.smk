@@ -15,9 +15,8 @@ rule export:
         run=subpath(input.record, parent=True),
         folder=subpath(output[0], parent=True),
     shell:
-        "python -m sparkgpt export {params.run} --out {params.folder} > {log} 2>&1 && "
-        + RECORD
-        + " --inputs {input.record}"
+        "python -m sparkgpt export {params.run} --out {params.folder} > {log} 2>&1"
+        " && record {output.job} --values {params.values:q} --outputs {output} --inputs {input.record}"
 
 
 rule check_hf:
@@ -27,7 +26,7 @@ rule check_hf:
         others=multiext("{records}/runs/{run}/hf/", *HF_FILES[1:]),
         val=ancient(f"{RESULTS}/data/val.cache/manifest.json"),
     output:
-        "{records}/runs/{run}/check_hf.json",
+        check="{records}/runs/{run}/check_hf.json",
         job="{records}/jobs/check_hf-{run}.json",
     log:
         "{records}/logs/check_hf-{run}.log",
@@ -39,14 +38,13 @@ rule check_hf:
         val=subpath(input.val, parent=True),
     shell:
         "python -m sparkgpt check-export {params.folder} --run {params.run}"
-        " --library {params.library} --data {params.val} --out {output[0]} > {log} 2>&1 && "
-        + RECORD
-        + " --inputs {input.record} {input.config} {input.others}"
+        " --library {params.library} --data {params.val} --out {output.check} > {log} 2>&1"
+        " && record {output.job} --values {params.values:q} --outputs {output} --inputs {input.record} {input.config} {input.others}"
 
 
 use rule check_hf as check_mlx with:
     output:
-        "{records}/runs/{run}/check_mlx.json",
+        check="{records}/runs/{run}/check_mlx.json",
         job="{records}/jobs/check_mlx-{run}.json",
     log:
         "{records}/logs/check_mlx-{run}.log",

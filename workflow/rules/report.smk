@@ -17,9 +17,8 @@ rule tables:
         values=values("tables"),
     shell:
         "python -m sparkgpt tables --records {wildcards.records} --rows {input.rows}"
-        " --out {output.markdown} --json-out {output.json} > {log} 2>&1 && "
-        + RECORD
-        + " --inputs {input}"
+        " --out {output.markdown} --json-out {output.json} > {log} 2>&1"
+        " && record {output.job} --values {params.values:q} --outputs {output} --inputs {input}"
 
 
 rule plot:
@@ -40,9 +39,8 @@ rule plot:
         folder=subpath(output[0], parent=True),
     shell:
         "python -m sparkgpt plots --records {wildcards.records} --rows {input.rows}"
-        " --only {wildcards.plot} --out {params.folder} > {log} 2>&1 && "
-        + RECORD
-        + " --inputs {input}"
+        " --only {wildcards.plot} --out {params.folder} > {log} 2>&1"
+        " && record {output.job} --values {params.values:q} --outputs {output} --inputs {input}"
 
 
 rule rulegraph:
@@ -51,7 +49,7 @@ rule rulegraph:
         rules=RULES,
         ready=ancient(f"{RESULTS}/ready.txt"),
     output:
-        f"{RESULTS}/rulegraph.svg",
+        svg=f"{RESULTS}/rulegraph.svg",
         job=f"{RESULTS}/jobs/rulegraph.json",
     log:
         f"{RESULTS}/logs/rulegraph.log",
@@ -60,9 +58,8 @@ rule rulegraph:
         profile=profile.name,
     shell:
         "python -m snakemake --rulegraph --cores 1 --config profile={params.profile} 2> {log}"
-        " | python -m sparkgpt graph --out {output[0]} 2>> {log} && "
-        + RECORD
-        + " --inputs {input.rules}"
+        " | python -m sparkgpt graph --out {output.svg} 2>> {log}"
+        " && record {output.job} --values {params.values:q} --outputs {output} --inputs {input.rules}"
 
 
 rule page:
@@ -74,10 +71,10 @@ rule page:
             f"{wildcards.records}/plots/{{plot}}.svg", plot=profile.plots_of(wildcards.records)
         ),
         rows=lambda wildcards: GROUP_OF[wildcards.records].table,
-        graph=rules.rulegraph.output[0],
+        graph=rules.rulegraph.output.svg,
         captions=CAPTIONS,
     output:
-        "{records}/index.html",
+        html="{records}/index.html",
         job="{records}/jobs/page.json",
     log:
         "{records}/logs/page.log",
@@ -85,6 +82,5 @@ rule page:
         values=values("page"),
     shell:
         "python -m sparkgpt report --records {wildcards.records} --rows {input.rows}"
-        " --graph {input.graph} --captions workflow/report --out {output[0]} > {log} 2>&1 && "
-        + RECORD
-        + " --inputs {input}"
+        " --graph {input.graph} --captions workflow/report --out {output.html} > {log} 2>&1"
+        " && record {output.job} --values {params.values:q} --outputs {output} --inputs {input}"

@@ -36,13 +36,14 @@ rule train:
         " --threads {threads} --out-dir {params.work}-t{threads} --publish {params.folder}"
         " --resume --save-final --no-hf-export"
         " --expect-code {params.expected} --code-as {params.code}"
-        " --attempt {resources.attempt} 2>&1 | (trap '' INT TERM; exec tee {log}) && " + RECORD
+        " --attempt {resources.attempt} 2>&1 | (trap '' INT TERM; exec tee {log})"
+        " && record {output.job} --values {params.values:q} --outputs {output}"
 
 
 rule coordinates:
     # muP's coordinate check: activation sizes over width, on synthetic text.
     output:
-        "{records}/coordinates.json",
+        sizes="{records}/coordinates.json",
         job="{records}/jobs/coordinates.json",
     log:
         "{records}/logs/coordinates.log",
@@ -50,4 +51,5 @@ rule coordinates:
     params:
         values=values("coordinates"),
     shell:
-        "python -m sparkgpt coordinates --out {output[0]} > {log} 2>&1 && " + RECORD
+        "python -m sparkgpt coordinates --out {output.sizes} > {log} 2>&1"
+        " && record {output.job} --values {params.values:q} --outputs {output}"
