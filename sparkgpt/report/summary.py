@@ -157,6 +157,7 @@ def places(folders: list[Path]) -> list[str]:
 def _records(results: Path, jobs: list[Job]) -> list[Path]:
     """The records folders in which something was made; the profile's own when there is none."""
     made = [Path(path) for job in jobs if job.state == "made" for path in job.outputs]
+    made = [path for path in made if path.parent.name != "jobs"]  # notes on jobs, by their names
     touched = {path.parents[2] for path in made if path.match("runs/*/summary.json")}
     touched |= {path.parent for path in made if path.name in ("tables.md", "compare.json")}
     return sorted(touched) or [results]

@@ -24,7 +24,7 @@ localrule plot:
     reason: Missing output files
 [Mon Nov 30 02:02:31 2026]
 localrule tables:
-    output: {0}/tables.md, {0}/tables.json
+    output: {0}/tables.md, {0}/tables.json, {0}/jobs/compare.json
     jobid: 8
 [Mon Nov 30 02:02:33 2026]
 Finished jobid: 8 (Rule: tables)
