@@ -360,6 +360,16 @@ def test_hints_about_interfaces():
     assert levels(scaling.interface_hints(open_ends[:1]), "interface") == [OK]
 
 
+def test_ranks_that_do_not_meet(monkeypatch):
+    from sparkgpt.doctor.ranks import meeting
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope0")
+    with pytest.raises(UserError, match="rank 1: .*no address.*GLOO_SOCKET_IFNAME=nope0") as caught:
+        with meeting(1):
+            raise RuntimeError("no address\nsomewhere")
+    assert caught.value.exit_code == 1 and "--resume" not in str(caught.value)
+
+
 def test_ranks_that_share_cores():
     host = {"hostname": "one", "cores_usable": 8}
     pair = [dataclasses.replace(told(r), host=dataclasses.replace(HOST, **host)) for r in (0, 1)]

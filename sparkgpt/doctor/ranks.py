@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from sparkgpt.distributed import Ranks, broadcast_object, gather_objects, start, stop, synchronize
 from sparkgpt.doctor.diagnosis import SCHEMA, Diagnosis, Facts, as_json, diagnose, gather
 from sparkgpt.doctor.findings import OK, Finding, render
+from sparkgpt.doctor.host import interfaces
 from sparkgpt.doctor.profiles import read_profiles
 from sparkgpt.doctor.scaling import (
     VARIABLES,
@@ -76,11 +78,13 @@ def meeting(rank: int) -> Iterator[None]:
     try:
         yield
     except (UserError, RuntimeError) as error:
-        said = str(error).split("\n")[0]
+        said = str(error.__cause__ or error).split("\n")[0].removesuffix(".")
+        settings = ", ".join(f"{v}={os.environ.get(v, '')}" for v in VARIABLES.values())
+        up = ", ".join(item.name for item in interfaces(Path("/"))) or "none"
         raise UserError(
-            f"rank {rank}: the ranks did not find each other, or one is gone ({said}); start as "
-            "many as torchrun was told, let every host reach MASTER_ADDR and MASTER_PORT, and name "
-            "the interface between them: export GLOO_SOCKET_IFNAME=... NCCL_SOCKET_IFNAME=...",
+            f"rank {rank}: the ranks did not find each other, or one is gone ({said}; {settings}; "
+            f"interfaces up: {up}); start as many as torchrun was told, let every host reach "
+            "MASTER_ADDR and MASTER_PORT, and name the interface between them in both variables",
             exit_code=1,
         ) from error
 
