@@ -1,5 +1,6 @@
 """Facts and measured rates of the device that torch computes on. Imports torch only when called."""
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -8,7 +9,8 @@ from pathlib import Path
 
 GEMM_SECONDS = 1.0
 COPY_SECONDS = 0.3
-GEMM_SIZE = {"cpu": 1024, "cuda": 8192}
+# Small enough to run between other programs, large enough for many cores.
+GEMM_SIZES = {"cpu": (512, 2048), "cuda": (4096, 8192)}
 COPY_BYTES = {"cpu": 128 * 2**20, "cuda": 2**30}
 SHARE = 8  # a measurement takes at most one part in so many of the free memory
 
@@ -161,15 +163,19 @@ def measure_rates(device, free_bytes: int) -> Rates:
     from sparkgpt.distributed import synchronize
 
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    n = GEMM_SIZE[device.type]
-    while n > 64 and 3 * n * n * dtype.itemsize > free_bytes // SHARE:
-        n //= 2
-    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-    out = torch.empty_like(a)
     wait = lambda: synchronize(device)
+    sizes = GEMM_SIZES[device.type]
+    while sizes[0] > 64 and 3 * sizes[-1] ** 2 * dtype.itemsize > free_bytes // SHARE:
+        sizes = tuple(n // 2 for n in sizes)
+    operands = [torch.randn(3, n, n, device=device, dtype=dtype) for n in sizes]
     wall, busy = time.perf_counter(), time.process_time()
-    gemms = timings(lambda: torch.mm(a, b, out=out), wait, GEMM_SECONDS)
+    gemms = []
+    for n, (a, b, out) in zip(sizes, operands, strict=True):
+        multiply = functools.partial(torch.mm, a, b, out=out)
+        found = timings(multiply, wait, GEMM_SECONDS / len(sizes))
+        gemms.append((2 * n**3 / min(found), 2 * n**3 / statistics.median(found), n))
     wall, busy = time.perf_counter() - wall, time.process_time() - busy
+    best, median, n = max(gemms)
     copied = max(2**20, min(COPY_BYTES[device.type], free_bytes // SHARE))
     source = torch.zeros(copied, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
@@ -177,8 +183,8 @@ def measure_rates(device, free_bytes: int) -> Rates:
     moved = 2 * source.numel()
     kind = str(dtype).removeprefix("torch.")
     return Rates(
-        gemm=2 * n**3 / min(gemms),
-        gemm_median=2 * n**3 / statistics.median(gemms),
+        gemm=best,
+        gemm_median=median,
         copy=moved / min(copies),
         copy_median=moved / statistics.median(copies),
         what=f"{n} x {n} matrices in {kind}; a copy of {source.numel() // 2**20} MiB",
