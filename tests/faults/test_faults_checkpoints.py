@@ -56,12 +56,25 @@ def test_fault_08_momentum_comes_back_bit_for_bit_in_float32(tmp_path):
         assert torch.equal(value.view(torch.int32), before[name].view(torch.int32)), name
 
 
+def lose(state, name):
+    del state[name]
+
+
+def halve(state, name):
+    state[name] = state[name].bfloat16()
+
+
+def cut(state, name):
+    state[name] = state[name].flatten()[:-1]
+
+
+@pytest.mark.parametrize("damage", [lose, halve, cut])
 @pytest.mark.parametrize("entry", ["attention.qkv.weight/momentum", "lm_head.weight/exp_avg_sq"])
-def test_fault_08_a_state_without_an_entry_is_refused_by_name(entry):
+def test_fault_08_a_state_that_does_not_fit_is_refused_by_name(damage, entry):
     model, optimizer = updated()
     state = optimizer.state_dict()
     (name,) = (key for key in state if key.endswith(entry))
-    del state[name]
+    damage(state, name)
     with pytest.raises(UserError, match=name):
         HybridOptimizer(model, TrainConfig()).load_state_dict(state)
 
