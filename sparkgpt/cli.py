@@ -16,6 +16,7 @@ COMMANDS = {
     "fetch": ("sparkgpt.data.sources", "download a pinned source and verify it"),
     "prepare": ("sparkgpt.data.prepare", "raw source to training and held-out documents"),
     "cache": ("sparkgpt.data.cache", "documents to memory-mapped bytes, or their statistics"),
+    "doctor": ("sparkgpt.doctor.command", "what this machine can run, why not, what to do"),
     "autotune": ("sparkgpt.autotune", "choose the fastest kernels of this machine"),
     "coordinates": ("sparkgpt.coordinates", "muP's coordinate check, dense and MoE, as a record"),
     "train": ("sparkgpt.train.__main__", "train a model"),

@@ -13,7 +13,7 @@ FLOORS = (
     ("ops", "data"),
     ("model", "loss", "optim"),
     ("checkpoint", "distributed", "guard", "metrics", "provenance"),
-    ("train", "evaluate", "generate", "autotune", "coordinates", "export"),
+    ("train", "evaluate", "generate", "autotune", "coordinates", "export", "doctor"),
     ("report",),
     ("pipeline",),
     ("cli", "__main__"),
