@@ -13,6 +13,16 @@ from sparkgpt.errors import UserError
 
 MOST_THREADS = 65_536
 
+# What may change between the attempts of one run: cadence of logs and saves, places, what becomes
+# of bad steps, and what is allowed but not exact in the last bits (`inexact_values`).
+FREE = {
+    "train_path", "val_path", "run_name", "out_dir", "max_train_steps", "log_every", "save_every",
+    "keep_last", "save_final", "hf_export", "resume", "device", "threads", "compile",
+    "attention_backend", "autotune", "ddp_timeout_seconds", "expect_code", "publish", "attempt",
+    "on_bad_step", "code_as",
+    "wandb", "wandb_project", "wandb_entity", "wandb_run_name", "wandb_tags",
+}  # fmt: skip
+
 
 def flag(default: Any, text: str, **options: Any) -> Any:
     """A dataclass field that is also a command-line flag."""

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from sparkgpt.config import ModelConfig, TrainConfig
+from sparkgpt.config import FREE, ModelConfig, TrainConfig
 from sparkgpt.data.cache import ByteCache, open_documents
 from sparkgpt.data.stream import (
     Window,
@@ -18,16 +18,6 @@ from sparkgpt.fingerprint import code_digest
 from sparkgpt.fingerprint import fingerprint as digest_of
 
 MOST_EPOCHS = 10_000
-
-# What may change between the attempts of one run: cadence of logs and saves, places, what becomes
-# of bad steps, and what is allowed but not exact in the last bits (`inexact_values`).
-FREE = {
-    "train_path", "val_path", "run_name", "out_dir", "max_train_steps", "log_every", "save_every",
-    "keep_last", "save_final", "hf_export", "resume", "device", "threads", "compile",
-    "attention_backend", "autotune", "ddp_timeout_seconds", "expect_code", "publish", "attempt",
-    "on_bad_step", "code_as",
-    "wandb", "wandb_project", "wandb_entity", "wandb_run_name", "wandb_tags",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -79,12 +69,14 @@ class Plan:
 
 
 def make_plan(model: ModelConfig, train: TrainConfig, world: int) -> Plan:
-    """Open the data and lay out the run. UserError when a document or a limit doesn't fit."""
+    """Open the data and lay out the run. UserError when a document or a limit doesn't fit, or the
+    bytes are not those of the digest that the run is known by."""
     limits = {
         "--tokens-per-batch": train.tokens_per_batch,
         "--max-position-embeddings": model.max_position_embeddings,
     }
     cache = open_documents(train.train_path)
+    cache.verify()
     check_lengths(cache, limits)
     _check_epochs(cache, train)
     stream = WindowStream(
@@ -155,6 +147,7 @@ def _check_epochs(cache: ByteCache, train: TrainConfig) -> None:
 def _validation(cache: ByteCache | None, train: TrainConfig, limits: dict) -> list[Window]:
     if cache is None:
         return []
+    cache.verify()
     check_lengths(cache, limits)
     return validation_windows(cache, train.tokens_per_batch, train.val_tokens)
 
