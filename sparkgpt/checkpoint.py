@@ -52,6 +52,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"cannot read {path}: {error}; restore it or make it again") from error
 
 
+class ForeignCheckpoint(UserError):
+    """A checkpoint that is whole, and another run's."""
+
+
 def save_step(
     folder: Path, step: int, run: str, model: Transformer, optimizer: HybridOptimizer, state: dict
 ) -> str:
@@ -72,7 +76,8 @@ def save_step(
 def inspect_step(path: Path, run: str) -> str:
     """The digest of a checkpoint's tensors, once every file has the sha256 that its manifest gives.
 
-    UserError when it is damaged, or belongs to a run of another fingerprint digest than `run`.
+    UserError when it is damaged; ForeignCheckpoint when it belongs to a run of another fingerprint
+    digest than `run`.
     """
     digests = read_section(path / "manifest.json", "sha256")
     if digests.keys() != PARTS:
@@ -81,7 +86,7 @@ def inspect_step(path: Path, run: str) -> str:
         if not (path / name).is_file() or sha256_file(path / name) != digest:
             raise UserError(f"{path}: damaged or incomplete ({name})")
     if read_json(path / "manifest.json").get("run") != run:
-        raise UserError(f"{path}: belongs to another run")
+        raise ForeignCheckpoint(f"{path}: belongs to another run")
     return _tensors_digest(digests)
 
 
@@ -96,14 +101,29 @@ def steps_in(folder: Path) -> list[tuple[int, Path]]:
 
 
 def valid_steps(folder: Path, run: str) -> dict[int, str]:
-    """Step -> digest of the tensors, of each checkpoint of this run that is whole; others are
-    named on stderr."""
-    valid = {}
+    """Step -> digest of the tensors, of each checkpoint of this run that is whole.
+
+    Others are named on stderr; another run's are moved aside, to `other-step<N>`, so that nothing
+    replaces them. UserError when there are only such.
+    """
+    valid, foreign = {}, []
     for step, path in steps_in(folder):
         try:
             valid[step] = inspect_step(path, run)
+        except ForeignCheckpoint as error:
+            foreign.append(path)
+            print(f"{error}, passed over", file=sys.stderr)
         except UserError as error:
             print(f"{error}, passed over", file=sys.stderr)
+    if foreign and not valid:
+        raise UserError(
+            f"{folder} holds another run ({foreign[0].name}) and none of this; choose another "
+            "--run-name"
+        )
+    for path in foreign:
+        aside = path.with_name(f"other-{path.name}")
+        if not aside.exists():
+            path.rename(aside)
     return valid
 
 

@@ -57,7 +57,7 @@ class Guard:
         if policy == "skip" and self.in_a_row <= MOST_IN_A_ROW:
             return
         row = f", bad step number {self.in_a_row} in a row" if self.in_a_row > 1 else ""
-        good = f"the last good checkpoint is step {saved}" if saved else "there is no checkpoint"
+        good = f"the last good checkpoint is step {saved}" if saved else "there is none before it"
         raise UserError(
             f"{reason} at step {step}{row}, in {_name(documents)}; {good}; look at these "
             "documents, or lower --muon-lr or --adamw-lr under another --run-name",

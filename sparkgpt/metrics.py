@@ -84,11 +84,22 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """The complete lines of a metrics file; a torn last line (a crash in mid-write) is left out."""
+    """The complete lines of a metrics file; a torn last line (a crash in mid-write) is left out.
+
+    UserError naming a line that is damaged.
+    """
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    return [json.loads(line) for line in lines]
+    lines = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            lines.append(json.loads(line))
+            int(lines[-1]["step"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} line {number} is damaged ({error}); restore it, or remove the line"
+            ) from error
+    return lines
 
 
 def cut_metrics(path: Path, step: int) -> None:

@@ -134,7 +134,8 @@ def write_hf_twin(folder: Path, step: int, model: Transformer) -> Path:
 
 
 def adopt(folder: Path, train: TrainConfig, plan: Plan) -> bool:
-    """Whether `folder` already holds this run, complete (its fingerprint was checked before).
+    """Whether `folder` already holds this run, complete (its fingerprint was checked before), with
+    the weights that its record names.
 
     UserError when it holds a longer one: its weights are not those of the steps asked for.
     """
@@ -147,7 +148,12 @@ def adopt(folder: Path, train: TrainConfig, plan: Plan) -> bool:
             "choose another --run-name"
         )
     weights = folder / FINAL_WEIGHTS
-    return steps == plan.steps and (weights.exists() or not train.save_final)
+    if not weights.exists():
+        return steps == plan.steps and not train.save_final
+    whole = sha256_file(weights) == read_json(folder / "run.json").get("weights_sha256")
+    if not whole:
+        print(f"{weights}: not the weights that run.json names, made again", file=sys.stderr)
+    return steps == plan.steps and whole
 
 
 def publish(folder: Path, train: TrainConfig) -> None:

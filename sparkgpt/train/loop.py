@@ -98,7 +98,6 @@ class Trainer:
             stop_wanted,
         )  # fmt: skip
         state.step += 1
-        state.real_tokens += real_total
         log = state.step % train.log_every == 0 or state.step in (1, plan.steps)
         stopping = bool(result.stops)
         if log or stopping or self.is_boundary():
@@ -108,6 +107,7 @@ class Trainer:
             self._leave_out(result.bad)
         else:
             state.guard.good()
+            state.real_tokens += real_total
             if log:
                 self._log(result, real_total, factor)
         return stopping

@@ -17,7 +17,7 @@ class RunState:
     """Counters of a run, kept across its attempts. No random state: training draws no numbers."""
 
     step: int = 0  # completed steps
-    real_tokens: int = 0
+    real_tokens: int = 0  # trained on: without the steps that were left out
     initial_loss: float | None = None
     train_loss: float | None = None  # of the last logged step, nats per target
     train_seconds: float = 0.0  # in training steps alone, over all attempts

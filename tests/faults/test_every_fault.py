@@ -31,7 +31,7 @@ ELSEWHERE = {
     1: ["data/test_prepare.py::test_each_rule_counts_its_documents",
         "data/test_packing.py::test_what_cannot_be_packed_is_named",
         "model/test_packing_exact.py::test_an_all_filler_window_adds_nothing_and_stays_finite"],
-    2: ["train/test_resume.py::test_two_ranks_equal_one_process_that_accumulates"],
+    2: ["train/test_ranks.py::test_ranks_equal_one_process_that_accumulates"],
     3: ["data/test_stream.py::test_a_window_is_laid_out_as_defined"],
     5: ["model/test_experts.py::test_an_expert_without_rows_gets_zero_gradient"],
     7: ["optim/test_muon.py::test_an_all_zero_gradient_moves_nothing"],

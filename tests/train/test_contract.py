@@ -127,7 +127,7 @@ def test_a_run_that_diverges_says_where(tmp_path, capsys):
     code = cli(["train", *flags(tmp_path, "wild-s0", "--adamw-lr", "1e30", "--muon-lr", "1e30")])
     said = capsys.readouterr().err
     assert code == 1 and "at step 5, bad step number 4 in a row" in said
-    assert "there is no checkpoint" in said and "Traceback" not in said
+    assert "there is none before it" in said and "Traceback" not in said
     assert not (tmp_path / "runs" / "wild-s0" / "summary.json").exists()
 
 
@@ -228,6 +228,7 @@ def test_a_checkpoint_of_another_run_is_passed_over(runs, tmp_path, capsys):
     assert train([*arguments, "--resume"]) == 0
     said = capsys.readouterr().err
     assert "step20: belongs to another run, passed over" in said and "after step 10" in said
+    assert (run / "other-step20" / "manifest.json").exists()
     assert weights(run) == weights(runs / "dense-s0")
 
 

@@ -13,7 +13,7 @@ from sparkgpt.checkpoint import steps_in
 from sparkgpt.train.__main__ import main as train
 
 MASTER = "10.83.0.1"
-SECONDS = 5  # --ddp-timeout-seconds
+SECONDS = 8  # --ddp-timeout-seconds
 LONG = ["--target-tokens", "100000", "--save-every", "10", "--log-every", "1", "--no-hf-export",
         "--keep-last", "9", "--resume", "--ddp-timeout-seconds", str(SECONDS)]  # fmt: skip
 

@@ -34,7 +34,7 @@ from sparkgpt.train.__main__ import main as train
 KINDS = {"dense": [], "moe": MOE}
 LONG = ["--target-tokens", "100000", "--save-every", "10", "--log-every", "1", "--no-hf-export",
         "--resume"]  # fmt: skip
-SECONDS = 5  # --ddp-timeout-seconds, where a rank has to give up
+SECONDS = 8  # --ddp-timeout-seconds, where a rank has to give up
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,74 @@
+"""Damage that keeps size and times is found all the same, and nothing of another run is lost."""
+
+import json
+import os
+import shutil
+
+import pytest
+from helpers.runs import flags, weights
+
+from sparkgpt.cli import main as cli
+from sparkgpt.data.cache import build_cache
+from sparkgpt.train.__main__ import main as train
+
+SHORT = ("--no-hf-export", "--save-every", "4", "--max-train-steps", "8")
+
+
+def flip(path, place=-1):
+    """Change one bit of a file, and keep its size and times."""
+    times = path.stat()
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_byte_changed_in_a_cache_is_refused(tmp_path, capsys, split):
+    arguments = flags(tmp_path, "run-s0", *SHORT)
+    for name in ("train", "val"):
+        build_cache(tmp_path / f"{name}.jsonl", tmp_path / f"{name}.cache")
+        arguments += [f"--{name}-path", str(tmp_path / f"{name}.cache")]
+    assert train(arguments) == 0
+    flip(tmp_path / f"{split}.cache" / "bytes.bin", 50)
+    assert cli(["train", *arguments, "--resume", "--max-train-steps", "12"]) == 2
+    said = capsys.readouterr().err
+    assert f"{split}.cache holds other bytes than its manifest says" in said
+
+
+def test_weights_that_the_record_does_not_name_are_made_again(tmp_path, capsys):
+    published = tmp_path / "published"
+    arguments = [*flags(tmp_path, "run-s0", *SHORT), "--resume", "--publish", str(published)]
+    assert train(arguments) == 0
+    run = tmp_path / "runs" / "run-s0"
+    true = weights(run)
+    flip(run / "model_final.safetensors")
+    shutil.rmtree(published)
+    assert train(arguments) == 0
+    assert "not the weights that run.json names, made again" in capsys.readouterr().err
+    assert weights(run) == weights(published) == true
+
+
+def test_a_lost_config_loses_no_checkpoint_of_another_run(tmp_path, capsys):
+    arguments = flags(tmp_path, "run-s0", *SHORT)
+    assert train(arguments) == 0
+    run = tmp_path / "runs" / "run-s0"
+    metrics = (run / "metrics.jsonl").read_bytes()
+    for name in ("config.json", "run.json"):
+        (run / name).unlink()
+    assert cli(["train", *arguments, "--resume", "--seed", "1"]) == 2
+    assert "holds another run (step8) and none of this" in capsys.readouterr().err
+    assert (run / "step8").exists() and (run / "metrics.jsonl").read_bytes() == metrics
+    assert train([*arguments, "--resume"]) == 0  # its own values still find it
+
+
+def test_a_damaged_line_of_metrics_is_named(tmp_path, capsys):
+    arguments = flags(tmp_path, "run-s0", *SHORT)
+    assert train(arguments) == 0
+    path = tmp_path / "runs" / "run-s0" / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    lines[1] = lines[1][:-5]
+    path.write_text("\n".join(lines) + "\n")
+    assert cli(["train", *arguments, "--resume", "--max-train-steps", "12"]) == 2
+    assert "metrics.jsonl line 2 is damaged" in capsys.readouterr().err
+    assert json.loads(lines[0])
