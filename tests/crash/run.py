@@ -60,8 +60,9 @@ def show(session: Session) -> None:
     """What is known when something went wrong."""
     print(table(session.places))
     if session.log:
-        lines = session.log.read_text(errors="replace").splitlines()[-LOG_LINES:]
-        print(f"the end of {session.log}:", *lines, sep="\n  ")
+        lines = session.log.read_text(errors="replace").splitlines()
+        errors = [line for line in lines[:-LOG_LINES] if line.startswith("sparkgpt: error")]
+        print(f"errors and end of {session.log}:", *errors, *lines[-LOG_LINES:], sep="\n  ")
 
 
 def table(places: Counter) -> str:

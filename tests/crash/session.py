@@ -160,7 +160,8 @@ class Run:
         if killed:
             place = attempt.place(target.rank)
             session.places[place, self.column] += 1
-            where = f"in {place} at step {attempt.step(target.rank)}, {killed}"
+            step = attempt.step(target.rank)  # 0 before a checkpoint is read, too
+            where = f"in {place}{f' at step {step}' if step else ''}, {killed}"
         else:
             place, where = "", "complete before a kill"
         hit = bool(killed) and target.phase in ("random", place)
