@@ -15,12 +15,9 @@ from sparkgpt.errors import UserError
 from sparkgpt.files import read_section
 from sparkgpt.flags import Parser
 from sparkgpt.pipeline.jobs import Job, Jobs
+from sparkgpt.pipeline.ledger import COVERED, is_acceptable
 from sparkgpt.pipeline.values import NO_IMAGE, work_folder
 from sparkgpt.pipeline.why import Change, Finding, all_jobs, chosen, describe, examine, open_jobs
-
-COVERED = ("code", "env", "image", "shell")
-# Rules whose flags may be accepted too: elsewhere they say which data or which rows there are.
-FLAGS_COVERED = ("train", "autotune")
 
 
 def main(argv: list[str]) -> int:
@@ -29,9 +26,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("target", nargs="?", help="job, run, runs table or file (default: all)")
     parser.add_argument("--profile", default="cpu", help="profile of workflow/config")
     parser.add_argument("--image", default=NO_IMAGE, help="digest of the container it runs in")
-    parser.add_argument("--reason", default="", metavar="TEXT", help="why it alters no result")
+    parser.add_argument("--reason", required=True, metavar="TEXT", help="why it alters no result")
     parser.add_argument("--by", default="", metavar="NAME", help="who says so (you)")
     args = parser.parse_args(argv)
+    if not args.reason.strip():
+        parser.error("--reason is empty; say why the change alters no result")
     jobs = open_jobs(args.profile, args.image)
     findings = examine(chosen(jobs, args.target) if args.target else all_jobs(jobs))
     refused = [
@@ -42,8 +41,9 @@ def main(argv: list[str]) -> int:
     ]
     if refused:
         raise UserError(
-            f"a change of {', '.join(COVERED)} or of training flags can be accepted, these are "
-            f"others: {'; '.join(refused)}; nothing was accepted; run the pipeline",
+            f"a change of {', '.join(COVERED)} or of training flags that no weight follows from "
+            f"can be accepted, these are others: {'; '.join(refused)}; nothing was accepted; run "
+            "the pipeline",
             exit_code=1,
         )
     changes = list(_adopted(jobs, findings))
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
 def _is_covered(job: Job, change: Change) -> bool:
     if change.kind != "value" or None in (change.old, change.new):
         return False
-    return change.name in COVERED or (change.name == "config" and job.rule in FLAGS_COVERED)
+    return is_acceptable(job.name, change.name, change.old, change.new)
 
 
 def _adopted(jobs: Jobs, findings: dict[str, Finding]) -> Iterator[dict[str, str]]:

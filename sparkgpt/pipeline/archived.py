@@ -12,14 +12,16 @@ from pathlib import Path
 
 from sparkgpt.errors import UserError
 from sparkgpt.files import read_json, sha256_file
-from sparkgpt.pipeline.ledger import Ledger
+from sparkgpt.pipeline.crosschecks import group_failures, homes, runs_below, version_failures
 from sparkgpt.pipeline.profiles import check_schema
 from sparkgpt.pipeline.record import read_record
+from sparkgpt.pipeline.texts import read_text
 from sparkgpt.report import compare, render, tables
+from sparkgpt.report.pack import WEIGHTS_SUMS
 from sparkgpt.report.records import Run, load_runs
 
 SUMS = "SHA256SUMS"
-WEIGHTS_SUMS = "WEIGHTS.sha256"
+TEXTS = {".json", ".jsonl", ".md", ".svg", ".tsv", ".txt", ".yaml", ".html"}
 LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
 PIN = re.compile(r"--sha256 ([0-9a-f]{64})")
 
@@ -28,28 +30,49 @@ def archive_failures(folder: Path) -> Iterator[str]:
     """One line per failure of a published version. UserError when `folder` is none."""
     if not (folder / SUMS).is_file():
         raise UserError(f"{folder} has no {SUMS}; give the folder of a published version")
-    yield from _sum_failures(folder)
+    damaged = [*_sum_failures(folder), *_text_failures(folder)]
+    yield from damaged
+    runs: dict[Path, list[Run]] = {}
     groups = [folder, *sorted(p for p in folder.glob("extra/*") if (p / "runs").is_dir())]
     for group in groups:
         try:
             seen: dict[str, Path] = {}  # a sweep may repeat a run of the main rows
-            for run in load_runs(group):
+            runs[group] = load_runs(group)
+            for run in runs[group]:
                 yield from _run_failures(run, seen)
+            yield from group_failures(folder, group, runs[group])
             yield from _table_failures(group)
         except UserError as error:
             yield str(error)
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+            yield f"{group}: its records are not what sparkgpt wrote ({error!r})"
         if not list((group / "plots").glob("*.svg")):
             yield f"{group / 'plots'}: holds no plots"
         yield from _job_failures(group, depth=2 if group == folder else 3)
-    yield from _weight_failures(folder)
+    try:
+        others = [run for group in groups[1:] for run in runs.get(group, [])]
+        yield from version_failures(folder, runs.get(folder, []), others)
+        yield from _weight_failures(folder)
+    except UserError as error:
+        yield str(error)
+
+
+def _text_failures(folder: Path) -> Iterator[str]:
+    for path in sorted(p for p in folder.rglob("*") if p.suffix in TEXTS and p.is_file()):
+        try:
+            read_text(path)
+        except UserError as error:
+            yield str(error)
 
 
 def _sum_failures(folder: Path) -> Iterator[str]:
-    """Every file but weights, which have sums of their own, is what SHA256SUMS says."""
+    """Every file is what SHA256SUMS says, but for weights, which have sums of their own, and data
+    and sources that were put beside, which have records."""
     sums, wrong = read_sums(folder / SUMS)
     yield from wrong
     found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
-    found -= {SUMS} | {name for name in found if name.startswith(("weights/", "data/"))} - set(sums)
+    beside = {name for name in found if name.startswith(("weights/", "data/"))}
+    found -= {SUMS} | ((beside | _recorded(folder)) - set(sums))
     for name in sorted(sums.keys() | found):
         if name not in found:
             yield f"{folder / name}: is not there; {SUMS} names it"
@@ -59,10 +82,20 @@ def _sum_failures(folder: Path) -> Iterator[str]:
             yield f"{folder / name}: sha256 is {digest}, {SUMS} says {sums[name]}"
 
 
+def _recorded(folder: Path) -> set[str]:
+    """The places in a version of the sources that its records of fetches name."""
+    places = set()
+    for path in (folder / "jobs").glob("fetch-*.json"):
+        with contextlib.suppress(UserError):  # a damaged record is told of as itself
+            names = read_record(path)["outputs"]
+            places |= {Path(*Path(name).parts[2:]).as_posix() for name in names}
+    return places
+
+
 def read_sums(path: Path) -> tuple[dict[str, str], list[str]]:
     """({file: sha256}, one line per line that isn't of `sha256sum`'s form)."""
     sums, wrong = {}, []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         match = LINE.fullmatch(line)
         if match:
             sums[match[2]] = match[1]
@@ -82,9 +115,10 @@ def _run_failures(run: Run, seen: dict[str, Path]) -> Iterator[str]:
     if digest is None or digest in seen:
         yield f"{run.path}: its weights, {digest}, are those of {seen.get(digest, 'no run')}"
     seen[str(digest)] = run.path
-    data = run.provenance.get("data", {})
+    data = run.provenance.get("data")
     for split, told in (("train", run.summary.train_digest), ("val", run.summary.val_digest)):
-        if (data.get(split) or {}).get("digest") != told:
+        cache = data.get(split) if type(data) is dict else None
+        if (cache.get("digest") if type(cache) is dict else None) != told:
             yield f"{path}: the {split} data are not those of summary.json, {told}"
     config = read_json(run.path / "config.json").get("data")
     if config != data:
@@ -97,11 +131,13 @@ def _table_failures(group: Path) -> Iterator[str]:
         made = Path(scratch)
         pairs = []
         if (group / "compare.json").is_file():
-            pairs = [(p["a"], p["b"]) for p in read_json(group / "compare.json")["pairs"]]
+            pairs = _pairs(group / "compare.json")
         if pairs:
             flags = [word for a, b in pairs for word in ("--pair", f"{a}:{b}")]
             with contextlib.redirect_stdout(io.StringIO()):
                 compare.main(["--records", str(group), *flags, "--out", str(made / "compare.json")])
+            if (group / "compare.json").read_bytes() != (made / "compare.json").read_bytes():
+                yield f"{group / 'compare.json'}: is not what its records give"
         rows = ["--rows", str(group / "rows.tsv")] if (group / "rows.tsv").is_file() else []
         report = render.load_report(group, rows[1] if rows else None)
         (made / "tables.md").write_text(tables.document(report, ""), encoding="utf-8")
@@ -109,16 +145,23 @@ def _table_failures(group: Path) -> Iterator[str]:
             ["--records", str(group), *rows]
             + ["--out", str(made / "unused.md"), "--json-out", str(made / "tables.json")]
         )
-        for name in ("tables.md", "tables.json", *(["compare.json"] if pairs else [])):
+        for name in ("tables.md", "tables.json"):
             if not (group / name).is_file():
                 yield f"{group / name}: is not there"
             elif (group / name).read_bytes() != (made / name).read_bytes():
                 yield f"{group / name}: is not what its records give"
 
 
+def _pairs(path: Path) -> list[tuple[str, str]]:
+    pairs = read_json(path).get("pairs")
+    try:
+        return [(str(pair["a"]), str(pair["b"])) for pair in pairs]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path}: its pairs name no two rows; restore it") from error
+
+
 def _job_failures(group: Path, depth: int) -> Iterator[str]:
     """Job records against the files that were published, and fetched bytes against their pin."""
-    yield from _ledger_failures(group)
     for path in sorted((group / "jobs").glob("*.json")):
         try:
             record = read_record(path)
@@ -135,16 +178,9 @@ def _job_failures(group: Path, depth: int) -> Iterator[str]:
             yield f"{path}: what was fetched is not what is pinned, {pin[1]}"
 
 
-def _ledger_failures(group: Path) -> Iterator[str]:
-    try:
-        Ledger.read(group)
-    except UserError as error:
-        yield str(error)
-
-
 def _weight_failures(folder: Path) -> Iterator[str]:
     """Weights that lie in `weights/`, in the version or beside it, against their runs."""
-    for home in (folder / "weights", folder.parent / f"{folder.name}-weights"):
+    for home in homes(folder):
         files = {path.name: path for path in sorted(home.glob("*.safetensors"))}
         sums, wrong = {}, []
         if (home / WEIGHTS_SUMS).is_file():
@@ -156,8 +192,7 @@ def _weight_failures(folder: Path) -> Iterator[str]:
             digest = sha256_file(path)
             if sums and sums.get(name) != digest:
                 yield f"{path}: sha256 is {digest}, {WEIGHTS_SUMS} says {sums.get(name)}"
-            summaries = [folder / "runs" / path.stem / "summary.json"]
-            summaries += folder.glob(f"extra/*/runs/{path.stem}/summary.json")
-            told = [read_json(s)["weights_sha256"] for s in summaries if s.is_file()]
+            summaries = [s for s in runs_below(folder) if s.parent.name == path.stem]
+            told = [str(read_json(summary).get("weights_sha256")) for summary in summaries]
             if digest not in told:
                 yield f"{path}: sha256 is {digest}, its run says {', '.join(told) or 'nothing'}"

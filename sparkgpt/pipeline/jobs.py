@@ -12,28 +12,8 @@ from pathlib import Path
 from sparkgpt.fingerprint import code_digest
 from sparkgpt.pipeline.ledger import Ledger
 from sparkgpt.pipeline.profiles import MAIN, Profile, flag_text
-from sparkgpt.pipeline.values import NO_IMAGE, data_digests, environment, shell_digests
+from sparkgpt.pipeline.values import NO_IMAGE, RULES, data_digests, environment, shell_digests
 
-# Rule -> the stage whose code and libraries it runs, and its values. A fetch has no code: the pin
-# fixes the bytes, so that an edit must not download them again.
-RULES = {
-    "fetch": ("fetch", ("source",)),
-    "verify": ("fetch", ("code", "source", "shell")),
-    "prepare": ("prepare", ("code", "env", "image", "shell", "sources", "config")),
-    "cache": ("cache", ("code", "env", "image", "shell")),
-    "autotune": ("autotune", ("code", "env", "image", "shell", "config")),
-    "ready": ("", ("shell",)),
-    "train": ("train", ("code", "env", "image", "shell", "config", "data")),
-    "coordinates": ("coordinates", ("code", "env", "image", "shell")),
-    "export": ("export", ("code", "env", "image", "shell")),
-    "check_hf": ("check", ("code", "env", "image", "shell")),
-    "check_mlx": ("check", ("code", "env", "image", "shell")),
-    "compare": ("compare", ("code", "env", "image", "shell", "pairs", "runs")),
-    "tables": ("tables", ("code", "env", "image", "shell", "runs")),
-    "plot": ("plots", ("code", "env", "image", "shell", "runs")),
-    "rulegraph": ("graph", ("code", "env", "image", "shell", "config")),
-    "page": ("report", ("code", "env", "image", "shell", "runs")),
-}
 CHECKS = {"transformers": "check_hf", "mlx": "check_mlx"}
 
 

@@ -19,6 +19,7 @@ from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.errors import UserError
 from sparkgpt.fingerprint import ROOT
 from sparkgpt.flags import parse_train
+from sparkgpt.pipeline.texts import read_text
 
 CONFIG = Path("workflow", "config")
 SCHEMAS = ROOT / "workflow" / "schemas"
@@ -138,12 +139,25 @@ def read_profile(name: str) -> dict[str, Any]:
     """The YAML of a profile. UserError when there is none of that name."""
     if name not in known_profiles():
         raise UserError(f"there is no profile {name!r}; choose from {', '.join(known_profiles())}")
-    return yaml.safe_load((ROOT / CONFIG / f"{name}.yaml").read_text(encoding="utf-8"))
+    path = CONFIG / f"{name}.yaml"
+    values = read_yaml(ROOT / path)
+    if type(values) is not dict:
+        raise UserError(f"{path} is no mapping; see workflow/schemas/config.schema.yaml")
+    return values
+
+
+def read_yaml(path: Path) -> Any:
+    """The value of a YAML file. UserError when it is damaged."""
+    try:
+        return yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path} is not YAML ({reason}); correct it") from error
 
 
 def read_rows(table: Path) -> tuple[Row, ...]:
     """The rows of a runs table: TSV with a header; lines that begin with # are comments."""
-    lines = [x for x in table.read_text(encoding="utf-8").splitlines() if x and x[0] != "#"]
+    lines = [x for x in read_text(table).splitlines() if x and x[0] != "#"]
     rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
     for row in rows:
         check_schema(row, "runs", f"{CONFIG / table.name}, row {row['row']!r}")
@@ -167,7 +181,11 @@ def parse_flags(text: str) -> dict[str, Any]:
     """`--a 1 --no-b` -> {"a": "1", "no-b": True}: flags of a runs table as a mapping."""
     flags: dict[str, Any] = {}
     name = None
-    for word in shlex.split(text):
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"flags {text!r}: {error}") from error
+    for word in words:
         if word.startswith("--"):
             name = word[2:]
             flags[name] = True

@@ -23,19 +23,32 @@ def read_record(path: Path) -> dict | None:
     if not path.is_file():
         return None
     record = read_json(path)
-    if record.get("schema") != SCHEMA or not all(type(record.get(s)) is dict for s in SECTIONS):
+    sections = [record.get(name) for name in SECTIONS]
+    texts = all(type(s) is dict and all(type(x) is str for x in s.values()) for s in sections)
+    told = type(record.get("rule")) is str and type(record.get("seconds")) in (int, float)
+    if record.get("schema") != SCHEMA or not (texts and told):
         raise UserError(f"{path} is no job record of schema {SCHEMA}; remove it to run the job")
     return record
 
 
 def main(argv: list[str]) -> int:
-    """Hash a job's files and write its record; called by the rules, after their command."""
+    """Hash a job's files and write its record; called by the rules, after their command.
+
+    UserError when an input was written since the job started.
+    """
     parser = argparse.ArgumentParser(prog="python -m sparkgpt.pipeline.record")
     parser.add_argument("record", type=Path)
     parser.add_argument("--started", type=float, required=True, help="seconds since 1970")
     for section in SECTIONS:
         parser.add_argument(f"--{section}", nargs="*", default=[])
     args = parser.parse_args(argv)
+    for path in args.inputs:
+        if Path(path).stat().st_mtime > args.started:
+            raise UserError(
+                f"{path} was written while the job that reads it ran, so that there is no telling "
+                "what it read; run the pipeline again",
+                exit_code=1,
+            )
     outputs = [path for path in args.outputs if Path(path) != args.record]
     value = {
         "schema": SCHEMA,
@@ -51,4 +64,8 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UserError as error:
+        print(f"sparkgpt: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

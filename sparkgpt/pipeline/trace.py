@@ -22,7 +22,9 @@ from sparkgpt.files import read_json, sha256_file
 from sparkgpt.fingerprint import ROOT
 from sparkgpt.flags import Parser
 from sparkgpt.pipeline.ledger import Ledger
+from sparkgpt.pipeline.profiles import check_schema
 from sparkgpt.pipeline.record import read_record
+from sparkgpt.pipeline.texts import read_text
 from sparkgpt.report import render
 from sparkgpt.report.records import Run, load_runs
 
@@ -44,7 +46,7 @@ def main(argv: list[str]) -> int:
     """Print the chain. Returns 1 when a link does not hold."""
     parser = Parser(prog="sparkgpt trace", description="A row or run to everything it came from.")
     parser.add_argument("name", help="row, its label, or run, as tables name them")
-    parser.add_argument("--records", metavar="DIR", help="records folder (None: results/cpu)")
+    parser.add_argument("--records", metavar="DIR", help="records folder (default: results/cpu)")
     parser.add_argument("--version", metavar="V", help="published version, such as v0.1.0")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
@@ -62,7 +64,8 @@ def main(argv: list[str]) -> int:
 
 
 def trace(folder: Path, name: str) -> Iterator[Link]:
-    """The links of a row or run of a records folder. UserError when it has neither."""
+    """The links of a row or run of a records folder. UserError when it has neither, or when a
+    record is damaged."""
     for home in (folder, *sorted(folder.glob("extra/*"))):
         if not (home / "runs").is_dir():
             continue
@@ -90,12 +93,12 @@ def _row_links(home: Path, report: render.Report, row: str) -> Iterator[Link]:
     models = json.loads(json.dumps(render.models(report)))  # with keys as a file has them
     made = next(entry for entry in models if entry["row"] == row)
     path = home / "tables.json"
-    told = read_json(path)["models"] if path.is_file() else []
+    told = read_json(path).get("models", []) if path.is_file() else []
     losses = made["final_val_loss"]
     loss = "no loss" if losses is None else f"{losses:.4f} nats"
     yield Link(row, "table", loss, str(path), made in told if path.is_file() else None)
     document = ROOT / "README.md"
-    text = document.read_text(encoding="utf-8") if document.is_file() else ""
+    text = read_text(document) if document.is_file() else ""
     link = re.compile(re.escape(f"]({home.as_posix()}/runs/{row}-s") + r"\d+/summary\.json")
     lines = [line for line in text.splitlines() if link.search(line)]
     rendered = render.models_table(report, f"{home.as_posix()}/").splitlines()
@@ -106,6 +109,7 @@ def _row_links(home: Path, report: render.Report, row: str) -> Iterator[Link]:
 def _run_links(home: Path, run: Run) -> Iterator[Link]:
     name, record = run.summary.run, run.provenance
     path = run.path / "run.json"
+    check_schema(record, "run", str(path))
     weights = run.path / "model_final.safetensors"
     link = functools.partial(Link, name)
     digest = run.summary.weights_sha256
@@ -125,8 +129,8 @@ def _run_links(home: Path, run: Run) -> Iterator[Link]:
         if data[split]:
             told = data[split]["digest"]
             manifest = home / "data" / f"{split}.cache" / "manifest.json"
-            here = read_json(manifest)["digest"] == told if manifest.is_file() else None
-            asked = f"{split}={told}" in values["data"].split() if made else here
+            here = read_json(manifest).get("digest") == told if manifest.is_file() else None
+            asked = f"{split}={told}" in values.get("data", "").split() if made else here
             yield link(f"{split} data", told, str(manifest), here and asked)
     yield from _source_links(home, name)
     tuned = home / "autotune.json"
@@ -146,7 +150,8 @@ def _outputs_hold(run: Run, made: dict | None) -> bool | None:
     if made is None:
         return None
     files = {run.path / Path(path).name: digest for path, digest in made["outputs"].items()}
-    return all(sha256_file(path) == digest for path, digest in files.items() if path.is_file())
+    here = [sha256_file(path) == digest for path, digest in files.items() if path.is_file()]
+    return all(here) if here else None
 
 
 def _source_links(home: Path, run: str) -> Iterator[Link]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from sparkgpt.errors import UserError
 from sparkgpt.files import read_json
 from sparkgpt.fingerprint import ROOT, fingerprint, libraries_of
+from sparkgpt.pipeline.texts import read_text
 
 # Imported under another name than it is installed under.
 DISTRIBUTIONS = {"mlx_lm": "mlx-lm", "flash_attn": "flash-attn"}
@@ -17,10 +18,30 @@ BENEATH = {
     "mlx_lm": ("transformers", "tokenizers"),
     "mlx": ("mlx-cpu", "mlx-metal"),
 }
+# Rule -> the stage whose code and libraries it runs, and its values. A fetch has no code: the pin
+# fixes the bytes, so that an edit must not download them again.
+RULES = {
+    "fetch": ("fetch", ("source",)),
+    "verify": ("fetch", ("code", "source", "shell")),
+    "prepare": ("prepare", ("code", "env", "image", "shell", "sources", "config")),
+    "cache": ("cache", ("code", "env", "image", "shell")),
+    "autotune": ("autotune", ("code", "env", "image", "shell", "config")),
+    "ready": ("", ("shell",)),
+    "train": ("train", ("code", "env", "image", "shell", "config", "data")),
+    "coordinates": ("coordinates", ("code", "env", "image", "shell")),
+    "export": ("export", ("code", "env", "image", "shell")),
+    "check_hf": ("check", ("code", "env", "image", "shell")),
+    "check_mlx": ("check", ("code", "env", "image", "shell")),
+    "compare": ("compare", ("code", "env", "image", "shell", "pairs", "runs")),
+    "tables": ("tables", ("code", "env", "image", "shell", "runs")),
+    "plot": ("plots", ("code", "env", "image", "shell", "runs")),
+    "rulegraph": ("graph", ("code", "env", "image", "shell", "config")),
+    "page": ("report", ("code", "env", "image", "shell", "runs")),
+}
 NO_IMAGE = "none"
 NOT_MADE = "not made yet"
 PIN = re.compile(r"^([a-z0-9][a-z0-9.-]*)==([^\s\\]+(?: ; [^\\]*[^\\\s])?)", re.M)
-RULE = re.compile(r"^(?:rule|checkpoint) (\w+):|^use rule (\w+) as (\w+) with:", re.M)
+RULE_LINE = re.compile(r"^(?:rule|checkpoint) (\w+):|^use rule (\w+) as (\w+) with:", re.M)
 SHELL = re.compile(r"^    shell:\n((?:        .*\n?)+)", re.M)
 
 
@@ -59,7 +80,7 @@ def shell_digests(root: Path = ROOT) -> dict[str, str]:
     """Rule -> digest of its shell text as it stands in workflow/rules, indentation aside."""
     found: dict[str, str] = {}
     for path in sorted((root / "workflow" / "rules").glob("*.smk")):
-        parts = RULE.split(path.read_text(encoding="utf-8"))[1:]
+        parts = RULE_LINE.split(read_text(path))[1:]
         for rule, origin, copy, body in zip(*(parts[i::4] for i in range(4)), strict=True):
             shell = SHELL.search(body)
             if shell:
@@ -77,7 +98,10 @@ def data_digests(folder: str) -> str:
         path = Path(folder, "data", f"{split}.cache", "manifest.json")
         if not path.is_file():
             return NOT_MADE
-        found.append(f"{split}={read_json(path)['digest']}")
+        digest = read_json(path).get("digest")
+        if type(digest) is not str:
+            raise UserError(f"{path} names no digest; it is not what sparkgpt wrote, remove it")
+        found.append(f"{split}={digest}")
     return " ".join(found)
 
 
@@ -91,7 +115,7 @@ def image_digest(image: str, contained: bool) -> str:
     path = Path(image).with_suffix(".digest")
     if not path.is_file():
         raise UserError(f"{image} has no digest beside it; build it with containers/build")
-    return path.read_text(encoding="utf-8").strip()
+    return read_text(path).strip()
 
 
 def work_folder(results: str, values: Mapping[str, str]) -> str:

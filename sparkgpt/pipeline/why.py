@@ -102,7 +102,10 @@ def _seconds(job: Job, record: dict | None) -> float | None:
     seconds = record["seconds"] if record else None
     summary = job.record.parents[1] / "runs" / job.wildcards.get("run", "") / "summary.json"
     if job.rule == "train" and summary.is_file():
-        return max(seconds or 0.0, read_json(summary)["wall_seconds"])
+        wall = read_json(summary).get("wall_seconds")
+        if type(wall) not in (int, float):
+            raise UserError(f"{summary} has no number wall_seconds; remove it to run the job")
+        return max(seconds or 0.0, wall)
     return seconds
 
 
@@ -216,8 +219,10 @@ def _lines(report: dict) -> Iterator[str]:
             "once it has run" + (f"; stale in any case: {', '.join(changed)}" if changed else "")
         )
     if count:
-        unknown = f", {report['unknown']} of them unknown" if report["unknown"] else ""
-        yield f"{count} jobs are stale: about {report['seconds']:.0f} s{unknown}"
+        known = f"about {report['seconds']:.0f} s" if report["unknown"] < count else ""
+        unknown = f"cost unknown of {report['unknown']}" if known else "cost unknown"
+        parts = [known, unknown if report["unknown"] else ""]
+        yield f"{count} jobs are stale: {', '.join(part for part in parts if part)}"
     else:
         yield "nothing is stale"
 
