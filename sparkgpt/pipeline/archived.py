@@ -83,12 +83,14 @@ def _sum_failures(folder: Path) -> Iterator[str]:
 
 
 def _recorded(folder: Path) -> set[str]:
-    """The places in a version of the sources that its records of fetches name."""
+    """The places in a version of the sources that its records of fetches name, and of the lock
+    files that fetching leaves beside them."""
     places = set()
     for path in (folder / "jobs").glob("fetch-*.json"):
         with contextlib.suppress(UserError):  # a damaged record is told of as itself
-            names = read_record(path)["outputs"]
-            places |= {Path(*Path(name).parts[2:]).as_posix() for name in names}
+            for name in read_record(path)["outputs"]:
+                place = Path(*Path(name).parts[2:])
+                places |= {str(place), str(place.with_name(f".{place.name}.lock"))}
     return places
 
 

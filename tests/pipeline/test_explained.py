@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from sparkgpt.files import sha256_file
+
 RECORDS = "results/tiny"
 LEDGER = f"{RECORDS}/accepted.jsonl"
 
@@ -59,6 +61,8 @@ MUTATIONS = {
         (f"{RECORDS}/runs/moe-s0/run.json", None),
     ],
     "rate": [(CONFIG, replaced("log-every: 2", "log-every: 3"))],
+    "target": [(CONFIG, replaced("target-tokens: 12000", "target-tokens: 12001"))],
+    "device": [(CONFIG, replaced("device: cpu", "device: cuda"))],
     "pairs": [(CONFIG, replaced("dense:moe", "moe:dense"))],
     "another seed": [(TABLE, replaced("Dense\t0", "Dense\t0,1"))],
     "a row fewer": [
@@ -164,12 +168,103 @@ def test_accepted_change_runs_nothing(built, ledger):
     assert built.planned() == {}
 
 
-@pytest.mark.parametrize("name", ["pin", "pairs", "label", "another seed"])
+@pytest.mark.parametrize("name", ["pin", "pairs", "label", "another seed", "target", "device"])
 def test_what_alters_results_is_not_accepted(name, built, ledger):
     with changed(built, module("report/theme"), *MUTATIONS[name]):
-        code, _, error = built.sparkgpt("accept", "--profile", "tiny")
+        code, _, error = built.sparkgpt("accept", "--profile", "tiny", "--reason", "none")
     assert code == 1 and "nothing was accepted" in error and error.count("\n") == 1
+    if name == "target":
+        assert "train-moe-s0 (config: --target-tokens 12000 -> --target-tokens 12001)" in error
     assert not ledger.exists()
+
+
+@pytest.mark.parametrize("words", [[], ["--reason", " "]])
+def test_accepting_needs_a_reason(words, built, ledger):
+    code, _, error = built.sparkgpt("accept", "--profile", "tiny", *words)
+    assert code == 2 and "--reason" in error and not ledger.exists()
+
+
+def test_run_made_anew_under_an_accepted_flag(built, ledger):
+    with changed(built, *MUTATIONS["rate"]):
+        call = ("accept", "--profile", "tiny", "--reason", "how often it logs")
+        assert built.sparkgpt(*call)[0] == 0
+        assert built.sparkgpt("verify", "--profile", "tiny")[:2] == (0, "")
+        folder = built.root / RECORDS / "runs/dense-s0"
+        kept = folder.with_name("kept")
+        shutil.copytree(folder, kept)
+        work = next((built.root / RECORDS / "work").glob("*/dense-s0"))
+        shutil.rmtree(folder)
+        shutil.rmtree(work)
+        assert "train" in built.run()
+        record = json.loads((folder / "run.json").read_text())
+        assert record["arguments"]["log_every"] == 3
+        code, output, _ = built.sparkgpt("verify", "--profile", "tiny")
+        assert (code, output) == (0, "")
+        shutil.rmtree(kept)
+        shutil.rmtree(folder)
+        shutil.rmtree(work)
+        ledger.unlink()
+    assert "train" in built.run()
+    assert built.planned() == {}
+
+
+def test_verify_hashes_weights_against_the_run_itself(built):
+    weights = built.root / RECORDS / "runs/moe-s0/model_final.safetensors"
+    record = weights.parents[2] / "jobs/train-moe-s0.json"
+    before = [(path, path.read_bytes(), path.stat()) for path in (weights, record)]
+    old = sha256_file(weights)
+    flipped(weights)
+    record.write_text(record.read_text().replace(old, sha256_file(weights)))
+    code, output, _ = built.sparkgpt("verify", "--profile", "tiny", "--json")
+    for path, content, times in before:
+        path.write_bytes(content)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    (line, *_) = json.loads(output)["failures"]
+    assert code == 1 and "moe-s0/model_final.safetensors: sha256 is" in line and old in line
+
+
+DAMAGE = {
+    "run.json without code": ("runs/dense-s0/run.json", b'"code"', b'"kode"', "trace", "dense"),
+    "ledger not UTF-8": ("accepted.jsonl", None, b"\xff\n", "why"),
+    "ledger no object": ("accepted.jsonl", None, b"[1]\n", "why"),
+    "job's value no text": ("jobs/train-dense-s0.json", b'"image": "none"', b'"image": 1', "why"),
+    "manifest without digest": ("data/val.cache/manifest.json", b'"digest"', b'"d"', "why"),
+    "summary without a time": (
+        "runs/dense-s0/summary.json", b'"wall_seconds"', b'"wall"', "why"
+    ),
+    "profile not UTF-8": ("../../workflow/config/tiny.yaml", b"checks:", b"\xff:", "why"),
+    "profile no YAML": ("../../workflow/config/tiny.yaml", b"checks:", b"[", "why"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damaged_file_is_one_line(name, built, ledger):
+    file, old, new, *call = DAMAGE[name]
+    path = built.root / RECORDS / file
+    content = path.read_bytes() if old else b""
+    times = path.stat() if old else None
+    assert not old or old in content
+    path.write_bytes(content.replace(old, new) if old else new)
+    where = ["--records", RECORDS] if call[0] == "trace" else ["--profile", "tiny"]
+    code, output, error = built.sparkgpt(*call, *where)
+    if old:
+        path.write_bytes(content)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert code == 2 and error.startswith("sparkgpt: error: ") and error.count("\n") == 1, error
+    assert path.name in error
+
+
+def test_trace_of_files_that_are_not_here(built, tmp_path):
+    ignored = shutil.ignore_patterns("*.safetensors", "hf", "*.bin")
+    copy = tmp_path / "tiny"
+    shutil.copytree(built.root / RECORDS, copy, ignore=ignored)
+    path = copy / "jobs/train-moe-s0.json"
+    record = json.loads(path.read_text())
+    weights = {k: v for k, v in record["outputs"].items() if k.endswith(".safetensors")}
+    path.write_text(json.dumps(record | {"outputs": weights}))
+    _, output, error = built.sparkgpt("trace", "moe-s0", "--records", str(copy), "--json")
+    links = {link["name"]: link["holds"] for link in json.loads(output)["links"]}
+    assert links["job"] is None and links["weights"] is None
 
 
 def flipped(path):
