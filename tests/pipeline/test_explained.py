@@ -184,25 +184,25 @@ def test_accepting_needs_a_reason(words, built, ledger):
     assert code == 2 and "--reason" in error and not ledger.exists()
 
 
+def forget(built, run):
+    """Remove a run and what it would be resumed from."""
+    for folder in (run, *(built.root / RECORDS / "work").glob(f"*/{run.name}")):
+        shutil.rmtree(folder)
+
+
 def test_run_made_anew_under_an_accepted_flag(built, ledger):
     with changed(built, *MUTATIONS["rate"]):
         call = ("accept", "--profile", "tiny", "--reason", "how often it logs")
         assert built.sparkgpt(*call)[0] == 0
         assert built.sparkgpt("verify", "--profile", "tiny")[:2] == (0, "")
         folder = built.root / RECORDS / "runs/dense-s0"
-        kept = folder.with_name("kept")
-        shutil.copytree(folder, kept)
-        work = next((built.root / RECORDS / "work").glob("*/dense-s0"))
-        shutil.rmtree(folder)
-        shutil.rmtree(work)
+        forget(built, folder)
         assert "train" in built.run()
         record = json.loads((folder / "run.json").read_text())
         assert record["arguments"]["log_every"] == 3
         code, output, _ = built.sparkgpt("verify", "--profile", "tiny")
         assert (code, output) == (0, "")
-        shutil.rmtree(kept)
-        shutil.rmtree(folder)
-        shutil.rmtree(work)
+        forget(built, folder)
         ledger.unlink()
     assert "train" in built.run()
     assert built.planned() == {}

@@ -135,3 +135,20 @@ def test_weights_of_another_run(version, published, capsys):
     shutil.copyfile(weights, version / "weights" / f"{RUN}.safetensors")
     (line,) = verify(version, capsys)[0]
     assert sha256_file(weights) in line
+
+
+def test_run_under_an_accepted_flag(version, capsys):
+    path = version / "runs" / RUN / "run.json"
+    record = json.loads(path.read_text())
+    assert record["arguments"]["log_every"] == 2
+    record["arguments"]["log_every"] = 3
+    path.write_text(json.dumps(record))
+    differs = lambda: [x for x in verify(version, capsys)[0] if "flags differ: --log-every 3" in x]
+    assert len(differs()) == 1
+    job = f"train-{RUN}"
+    old = json.loads((version / "jobs" / f"{job}.json").read_text())["values"]["config"]
+    new = old.replace("--log-every 2", "--log-every 3")
+    change = {"job": job, "name": "config", "old": old, "new": new}
+    entry = {"when": "2030-01-01", "by": "Ada", "reason": "it logs less", "changes": [change]}
+    (version / "accepted.jsonl").write_text(json.dumps(entry) + "\n")
+    assert differs() == []
