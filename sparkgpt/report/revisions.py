@@ -5,6 +5,7 @@ line, seed by seed and in turns, on the same bytes in the same order; otherwise 
 The records folder that results is one like any other, with a run.json that names both trees.
 """
 
+import argparse
 import os
 import shlex
 import sys
@@ -111,23 +112,40 @@ def _plan(arguments: Any, commit_id: str) -> Plan:
 
 
 def _same_streams(trees: list[Tree], plan: Plan) -> dict[str, dict[str, Any]]:
-    """What each tree would train on, asked of its trainer by one step. UserError unless equal."""
-    streams = {}
+    """What each tree would train on, asked of its trainer by one step. UserError unless the
+    streams are equal, and as long."""
+    streams, lengths = {}, {}
     with tempfile.TemporaryDirectory(prefix="sparkgpt-probe-") as folder:
         for tree in trees:
             flags = [*plan.flags(tree, plan.seeds[0]), "--run-name", tree.label]
             flags += ["--out-dir", folder, "--max-train-steps", "1"]
             flags += ["--no-save-final", "--no-hf-export"]
             start(tree, "sparkgpt.train", flags, plan.log(f"probe-{tree.label}"))
-            streams[tree.label] = read_section(Path(folder, tree.label, "config.json"), "data")
-    for name in ("train", "val", "stream"):
-        here, base = (streams[label][name] for label in (HERE, BASE))
+            config = Path(folder, tree.label, "config.json")
+            streams[tree.label] = read_section(config, "data")
+            lengths[tree.label] = _length(tree, read_section(config, "arguments"))
+    _check_equal("on the same stream", ("train", "val", "stream", "val_tokens"), streams)
+    _check_equal("for as many tokens", ("target_tokens", "most_windows"), lengths)
+    return streams
+
+
+def _length(tree: Tree, settings: dict[str, Any]) -> dict[str, Any]:
+    """What ends a tree's run; of equal streams, equal values mean equally many real tokens."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--max-train-steps", type=int, default=0)  # the probe had its own
+    steps = parser.parse_known_args(tree.flags)[0].max_train_steps
+    target = settings["target_tokens"]
+    return {"target_tokens": target, "most_windows": steps * settings.get("accumulate", 1)}
+
+
+def _check_equal(told: str, names: Sequence[str], of: dict[str, dict[str, Any]]) -> None:
+    for name in names:
+        here, base = (of[label].get(name) for label in (HERE, BASE))
         if here != base:
             raise UserError(
-                f"the two trees do not train on the same stream: {name} is {here} in this tree, "
+                f"the two trees do not train {told}: {name} is {here} in this tree, "
                 f"{base} in the base; nothing was trained, since no difference would mean anything"
             )
-    return streams
 
 
 def _autotune(tree: Tree, plan: Plan) -> None:

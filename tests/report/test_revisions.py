@@ -111,6 +111,21 @@ def test_another_stream_is_refused_before_any_training(project):
 
 
 @pytest.mark.parametrize(
+    "new, reason",
+    [
+        ("target-tokens: 4000", "as many tokens: target_tokens is 4000.0 in this tree, 60000.0"),
+        ("target-tokens: 60000\n  max-train-steps: 3", "most_windows is 3 in this tree, 0"),
+    ],
+)
+def test_other_lengths_are_refused_before_any_training(project, new, reason):
+    restore = replace(project, "workflow/config/smoke.yaml", "target-tokens: 60000", new)
+    done = compare(project, "--base", "HEAD", "dense", "--seeds", "0", "--out", "longer")
+    restore()
+    assert done.returncode == 2 and reason in done.stderr
+    assert not (project / "longer" / "runs").exists()
+
+
+@pytest.mark.parametrize(
     "arguments, reason",
     [
         (["--base", "nothing", "dense"], "--base nothing: no such commit"),
