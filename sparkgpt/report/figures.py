@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
+from sparkgpt.report.matched import conclusion
 from sparkgpt.report.panels import (
     bins,
     draw_curves,
@@ -104,7 +105,7 @@ def matched(figure, report: Report) -> None:
         note(figure, "No matched runs: nothing compared")
         return
     verdicts = [
-        textwrap.fill(f"{pair['verdict']} (n = {pair['n']})", 80 // len(pairs)) for pair in pairs
+        textwrap.fill(f"{conclusion(pair)} (n = {pair['n']})", 80 // len(pairs)) for pair in pairs
     ]
     lines = max(len(verdict.splitlines()) for verdict in verdicts)
     for index, (axes, pair) in enumerate(

@@ -2,6 +2,7 @@
 
 Runs are matched when they trained on the same documents in the same order for as many tokens and
 were validated on the same text; anything else is refused, since its difference would mean nothing.
+Only what the guard left out may differ, and is said beside the verdict.
 """
 
 import math
@@ -19,7 +20,10 @@ SHARED = {
     "val_digest": "held-out data",
     "val_tokens": "held-out tokens",
 }
-PER_SEED = {"stream_digest": "order of the training data", "real_tokens": "tokens trained on"}
+PER_SEED = {"stream_digest": "order of the training data"}
+TRAINED = {"real_tokens": "tokens trained on"}
+# A run that left steps out has trained on fewer tokens: it went as far, and is named.
+PASSED = {"steps": "steps", "window_tokens": "window tokens, with those of steps left out"}
 
 
 def comparison(runs: Sequence[Run], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -40,11 +44,14 @@ def compare_rows(runs: Sequence[Run], a: str, b: str) -> dict[str, Any]:
             f"in common; run both rows with the same seeds (recorded rows: {known or 'none'})"
         )
     for seed in seeds:
-        _check_matched(runs_a[seed], runs_b[seed], SHARED | PER_SEED)
+        both = runs_a[seed], runs_b[seed]
+        length = PASSED if any(run.summary.skipped_steps for run in both) else TRAINED
+        _check_matched(*both, SHARED | PER_SEED | length)
         _check_matched(runs_a[seeds[0]], runs_a[seed], SHARED)
     losses_a = {seed: _final_loss(runs_a[seed]) for seed in seeds}
     losses_b = {seed: _final_loss(runs_b[seed]) for seed in seeds}
     result = paired(losses_a, losses_b)
+    summaries = [of[seed].summary for of in (runs_a, runs_b) for seed in seeds]
     return {
         "a": a,
         "b": b,
@@ -53,6 +60,7 @@ def compare_rows(runs: Sequence[Run], a: str, b: str) -> dict[str, Any]:
         "unpaired": sorted(
             run.summary.run for run in [*runs_a.values(), *runs_b.values()] if run.seed not in seeds
         ),
+        "skipped": {x.run: x.skipped_steps for x in summaries if x.skipped_steps},
         **_as_json(result),
         "verdict": verdict(a, b, result),
         "curve": _curve([(runs_a[seed], runs_b[seed]) for seed in seeds]),
@@ -74,10 +82,17 @@ def matched_table(comparison: dict[str, Any]) -> str:
                 cells.interval(pair["interval"]),
                 str(pair["n"]),
                 f"{pair['wins_a']} : {pair['wins_b']}",
-                cells.text(pair["verdict"]),
+                cells.text(conclusion(pair)),
             ]
         )
     return cells.table(header, rows)
+
+
+def conclusion(pair: dict[str, Any]) -> str:
+    """The verdict of a pair of compare.json, with the runs that left steps out, if there are."""
+    skipped = pair.get("skipped", {})
+    left_out = ", ".join(f"{run} {count}" for run, count in skipped.items())
+    return pair["verdict"] + (f"; steps left out as not finite: {left_out}" if skipped else "")
 
 
 def _curve(pairs: Sequence[tuple[Run, Run]]) -> list[dict[str, Any]]:

@@ -44,6 +44,7 @@ class Summary:
     val_digest: str | None
     stream_digest: str
     weights_sha256: str | None
+    skipped_steps: int = 0  # that the guard left out; older records have no such figure
 
 
 @dataclass(frozen=True)
@@ -229,11 +230,14 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _typed(kind: type, path: Path) -> Any:
-    """Build the dataclass `kind` from a JSON file; further keys are allowed, missing ones not."""
+    """Build the dataclass `kind` from a JSON file; further keys are allowed, missing ones
+    only where the class has a default."""
     data = _object(path)
     values = {}
     for item in dataclasses.fields(kind):
         allowed = item.type | int if item.type in (float, float | None) else item.type
+        if item.name not in data and item.default is not dataclasses.MISSING:
+            continue
         if item.name not in data:
             raise UserError(f"{path} has no {item.name!r}: half a record; make it again")
         if not isinstance(data[item.name], allowed):

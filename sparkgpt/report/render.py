@@ -10,7 +10,7 @@ from typing import Any
 
 from sparkgpt.files import read_json
 from sparkgpt.report import cells
-from sparkgpt.report.matched import matched_table
+from sparkgpt.report.matched import conclusion, matched_table
 from sparkgpt.report.records import Row, Run, load_runs, of_row, one_value, read_rows, rows_of
 
 MEANS = (
@@ -124,7 +124,7 @@ def summary_lines(report: Report) -> str:
     for pair in (report.comparison or {}).get("pairs", []):
         lines.append(
             f"- {pair['a']} - {pair['b']}: {cells.signed(pair['mean'])} nats, 95 % interval "
-            f"{cells.interval(pair['interval'])}, n = {pair['n']}: {pair['verdict']}"
+            f"{cells.interval(pair['interval'])}, n = {pair['n']}: {conclusion(pair)}"
         )
     return "\n".join(lines)
 

@@ -14,18 +14,22 @@ from typing import Any
 from sparkgpt.errors import UserError
 from sparkgpt.flags import Parser
 from sparkgpt.report import cells, render
+from sparkgpt.report.matched import conclusion
 
 # Rule -> its outputs in a records folder, one pattern for each job.
 OUTPUTS = {
     "fetch": ("raw/*.verified.json",),  # without this there is no telling which raw files are ours
+    "prepare": ("data/manifest.json",),
     "cache": ("data/*.cache/manifest.json",),
     "autotune": ("autotune.json",),
     "train": ("runs/*/summary.json",),
     "export": ("runs/*/hf/config.json",),
     "check": ("runs/*/check_hf.json", "runs/*/check_mlx.json"),
     "compare": ("compare.json",),
+    "coordinates": ("coordinates.json",),
     "tables": ("tables.md",),
     "plot": ("plots/*.svg",),
+    "rulegraph": ("rulegraph.svg",),
     "page": ("index.html",),
 }
 JOB = re.compile(r"^(?:local)?(?:rule|checkpoint) (\w+):$")
@@ -134,7 +138,7 @@ def pairs(comparison: dict[str, Any]) -> list[list[str]]:
     lines = [["pair", "mean", "95 % interval", "n", "verdict"]]
     for pair in comparison["pairs"]:
         figures = [cells.signed(pair["mean"]), cells.interval(pair["interval"]), str(pair["n"])]
-        lines.append([f"{pair['a']} - {pair['b']}", *figures, pair["verdict"]])
+        lines.append([f"{pair['a']} - {pair['b']}", *figures, conclusion(pair)])
     return lines
 
 

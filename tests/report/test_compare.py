@@ -66,6 +66,21 @@ def test_unmatched_runs_are_refused_with_both_values(records, name, value):
     assert "adamw-s1" in str(error.value)
 
 
+def test_a_run_that_left_steps_out_is_compared_and_named(records, capsys):
+    left = records / "runs" / "adamw-s1" / "summary.json"
+    edit(left, {"skipped_steps": 2, "real_tokens": 784_000})
+    first, second = run(records, "dense:adamw", "dense:moe")
+    assert (first["skipped"], second["skipped"]) == ({"adamw-s1": 2}, {})
+    capsys.readouterr()
+    compare.main(["--records", str(records), "--pair", "dense:adamw", "--pair", "dense:moe"])
+    said, other = capsys.readouterr().out.splitlines()[2:]
+    assert "dense lower; steps left out as not finite: adamw-s1 2 |" in said
+    assert "left out" not in other
+    edit(left, {"window_tokens": 811_008})  # nor did it go as far
+    with pytest.raises(UserError, match="window_tokens"):
+        run(records, "dense:adamw")
+
+
 def test_seeds_of_one_row_must_share_their_data(records):
     for row in ("dense", "adamw"):
         edit(records / "runs" / f"{row}-s1" / "summary.json", {"val_digest": digest("other")})

@@ -89,6 +89,42 @@ def test_without_a_log_all_was_there(results, capsys):
     assert "| train |  | 6 |  |  |" in capsys.readouterr().out
 
 
+def test_every_output_and_note_of_the_pipeline(results, tmp_path, capsys):
+    """A log in which each rule ran, with its outputs as Snakemake lists them, notes included."""
+    outputs = {
+        "fetch": ["raw/a.zip"], "verify": ["raw/a.zip.verified.json"],
+        "prepare": ["data/train.jsonl", "data/val.jsonl", "data/manifest.json"],
+        "cache": ["data/train.cache/manifest.json", "data/val.cache/manifest.json"],
+        "autotune": ["autotune.json"], "ready": ["ready.txt"], "coordinates": ["coordinates.json"],
+        "train": ["runs/dense-s0/config.json", "runs/dense-s0/summary.json"],
+        "export": ["runs/dense-s0/hf/config.json"], "check_hf": ["runs/dense-s0/check_hf.json"],
+        "check_mlx": ["runs/dense-s0/check_mlx.json"], "compare": ["compare.json"],
+        "tables": ["tables.md", "tables.json"], "plot": ["plots/lr.svg"],
+        "rulegraph": ["rulegraph.svg"], "page": ["index.html"],
+    }  # fmt: skip
+    text = "[Mon Nov 30 02:00:01 2026]\n"
+    for number, (rule, names) in enumerate(outputs.items(), 1):
+        made = [results / name for name in [*names, f"jobs/{rule}.json"]]
+        for path in made:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                path.write_text("{}")
+        text += f"localrule {rule}:\n    output: {', '.join(map(str, made))}\n"
+        text += f"    jobid: {number}\nFinished jobid: {number} (Rule: {rule})\n"
+    (results / "compare.json").write_text('{"pairs": []}')
+    log = tmp_path / "log"
+    log.write_text(text)
+    assert summary.main([str(results), "--log", str(log)]) == 0
+    said = capsys.readouterr().out
+    told = {line.split(" | ")[0][2:]: line.split(" | ")[1] for line in said.splitlines()[5:18]}
+    assert told == {
+        "fetch": "1", "prepare": "1", "cache": "2", "autotune": "1", "train": "1", "export": "1",
+        "check": "2", "compare": "1", "coordinates": "1", "tables": "1", "plot": "1",
+        "rulegraph": "1", "page": "1",
+    }  # fmt: skip
+    assert said.count("Rows in") == 1 and "page:" in said
+
+
 def test_missing_results(tmp_path):
     with pytest.raises(UserError, match="run the pipeline first"):
         summary.main([str(tmp_path / "nothing")])
