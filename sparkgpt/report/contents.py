@@ -69,12 +69,6 @@ def copy_pins(records: Path, runs: list[Run], folder: Path, profile: Path, pins:
     write_json(folder / "sbom.cdx.json", bill)
 
 
-def _copy_run(source: Path, folder: Path) -> None:
-    for name in (*RECORD_FILES, *CHECK_FILES):
-        if (source / name).is_file():
-            copy_text(source / name, folder / name)
-
-
 def copy_text(source: Path, target: Path) -> None:
     """Copy a text. Paths below the checkout become relative; any other absolute one is refused."""
     target.parent.mkdir(parents=True, exist_ok=True)
