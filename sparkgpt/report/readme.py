@@ -79,13 +79,16 @@ def fill_entry(changes: Path, version: Path) -> None:
 
 
 def _with_block(text: str, version: str, block: str) -> str:
-    """The changelog with an empty block at the end of a version's entry; entries begin with ##."""
+    """The changelog with an empty block at the end of a version's entry; entries begin with ##,
+    and what was unreleased becomes the version."""
     marks = (
         "Held-out loss, in nats and bits per target:\n\n"
         f"<!-- tables:{block}:begin -->\n<!-- tables:{block}:end -->\n"
     )
     heads = list(re.finditer(r"^## .*$", text, re.M))
     place = [head.group().split()[1:2] for head in heads]
+    if [version] not in place and ["Unreleased"] in place:
+        return _with_block(text.replace("## Unreleased", f"## {version}", 1), version, block)
     if [version] not in place:
         start = heads[0].start() if heads else len(text)
         return f"{text[:start]}## {version}\n\n{marks}\n{text[start:]}".rstrip("\n") + "\n"

@@ -242,6 +242,14 @@ def test_the_entry_of_the_changelog_gets_its_figures(complete, tmp_path, changes
     assert tables_are_current(tmp_path)
 
 
+def test_what_was_unreleased_becomes_the_version(complete, tmp_path):
+    (tmp_path / "CHANGES.md").write_text("# Changes\n\n## Unreleased\n\n- new\n\n## v0.0.1\n")
+    publish(complete)
+    text = (tmp_path / "CHANGES.md").read_text()
+    assert text.startswith("# Changes\n\n## v0.1.0\n\n- new\n\nHeld-out loss")
+    assert "Unreleased" not in text and tables_are_current(tmp_path)
+
+
 def tables_are_current(folder):
     _, blocks = readme.rendered(folder / "CHANGES.md", folder / "results")
     return all(current == should for current, should in blocks.values())
