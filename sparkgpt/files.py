@@ -29,10 +29,14 @@ def fsync_directory(path: Path) -> None:
 
 
 def make_directory(path: Path | str) -> Path:
-    """Create `path` and its parents. UserError when a file is in the way or it isn't allowed."""
+    """Create `path` and its parents, durably. UserError when a file is in the way or it isn't
+    allowed."""
     path = Path(path)
     try:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            fsync_directory(folder.parent)
     except OSError as error:
         raise UserError(
             f"cannot make the folder {path}: {error.strerror}; choose another place"
@@ -120,7 +124,7 @@ def _take_place(temporary: Path, path: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Remove what writers that were killed left half done in `folder`; only for its one writer."""
     for path in folder.iterdir():
-        if re.fullmatch(r"\..+\.\w{8}\.(tmp|old)", path.name):
+        if re.fullmatch(r"\..+\.\w{8}\.(tmp|old)|\.tmp\w{6}", path.name):  # safetensors' the last
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 

@@ -73,13 +73,15 @@ class MetricsFile:
             self.wandb.log(line)
 
     def sync(self) -> None:
-        """Make what was written durable, before a checkpoint says that it was."""
+        """Make what was written durable, before a checkpoint or a record says that it was."""
+        self.file.flush()
         os.fsync(self.file.fileno())
 
     def close(self) -> None:
         if self.wandb is not None:
             self.wandb.finish()
         with naming(self.path):  # closing writes what a full disk did not take before
+            self.sync()
             self.file.close()
 
 

@@ -52,6 +52,7 @@ def compare_rows(runs: Sequence[Run], a: str, b: str) -> dict[str, Any]:
     losses_b = {seed: _final_loss(runs_b[seed]) for seed in seeds}
     result = paired(losses_a, losses_b)
     summaries = [of[seed].summary for of in (runs_a, runs_b) for seed in seeds]
+    skipped = {x.run: x.skipped_steps for x in summaries if x.skipped_steps}
     return {
         "a": a,
         "b": b,
@@ -60,7 +61,7 @@ def compare_rows(runs: Sequence[Run], a: str, b: str) -> dict[str, Any]:
         "unpaired": sorted(
             run.summary.run for run in [*runs_a.values(), *runs_b.values()] if run.seed not in seeds
         ),
-        "skipped": {x.run: x.skipped_steps for x in summaries if x.skipped_steps},
+        **({"skipped": skipped} if skipped else {}),
         **_as_json(result),
         "verdict": verdict(a, b, result),
         "curve": _curve([(runs_a[seed], runs_b[seed]) for seed in seeds]),

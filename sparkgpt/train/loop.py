@@ -194,12 +194,13 @@ class Trainer:
         state.mark_attempt(end)
         if self.metrics:
             self.metrics.sync()
+        written = []
+        if self.ranks.is_main and self.train.hf_export:  # first: no checkpoint is without its twin
+            written.append(write_hf_twin(folder, state.step, self.model))
         digest = save_step(
             folder, state.step, self.plan.run, self.model, self.optimizer, state.to_json()
         )
-        written = [folder / f"step{state.step}"]
-        if self.ranks.is_main and self.train.hf_export:
-            written.append(write_hf_twin(folder, state.step, self.model))
+        written.append(folder / f"step{state.step}")
         self.check_alike(gather_objects(digest, self.ranks))
         self.saved.add(state.step)
         prune(folder, self.train.keep_last, self.saved)

@@ -41,7 +41,7 @@ def traced(tmp_path_factory):
 def test_nothing_appears_before_it_is_on_the_disk(traced):
     trace, root = traced
     found = Durability(trace, root)
-    steps = [name for step in (2, 4, 6, 8) for name in (f"step{step}", f"hf_step{step}")]
+    steps = [name for step in (2, 4, 6, 8) for name in (f"hf_step{step}", f"step{step}")]
     final = ["model_final.safetensors", "hf", "summary.json", "run.json"]
     assert [name for name in found.appeared if "/" not in name] == ["config.json", *steps, *final]
     assert not found.faults
@@ -50,7 +50,7 @@ def test_nothing_appears_before_it_is_on_the_disk(traced):
     # Without its syncs the same trace is full of faults: of files, of folders, of metrics.jsonl.
     for text, fault in (
         ("step8.", "step8 appears before optimizer.safetensors of it is synced"),
-        (f"<{root}>", "step4/state.json is removed before hf_step8 is durable"),
+        (f"<{root}>", "step4/state.json is removed before step8 is durable"),
         ("metrics.jsonl", "step2 appears before metrics.jsonl is synced"),
     ):
         left = [x for x in trace.splitlines() if not (" fsync(" in x and text in x)]
@@ -153,11 +153,11 @@ FINAL = ["--save-every", "0", "--no-hf-export"]  # then only weights and records
 # the run to go on from and the whole one.
 ENDS = {
     "weights": (r"\.step20\.\w+\.tmp/model\.safetensors", [],
-        lambda run, whole: pages(run / "step10") // 4),
+        lambda run, whole: pages(run / "hf_step10") + pages(run / "step10") // 4),
     "optimizer": (r"\.step20\.\w+\.tmp/optimizer\.safetensors", [],
-        lambda run, whole: pages(run / "step10") * 3 // 4),
+        lambda run, whole: pages(run / "hf_step10") + pages(run / "step10") * 3 // 4),
     "twin": (r"\.hf_step20\.\w+\.tmp/model\.safetensors", [],
-        lambda run, whole: pages(run / "step10") + pages(run / "hf_step10") // 2),
+        lambda run, whole: pages(run / "hf_step10") // 2),
     "metrics": (r"metrics\.jsonl", FINAL, lambda run, whole: PAGE),
     "final weights": (r"model_final\.safetensors", FINAL,
         lambda run, whole: growth(run, whole) + pages(run / "step10") // 4),

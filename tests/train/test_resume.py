@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -14,7 +15,7 @@ from sparkgpt.checkpoint import steps_in
 from sparkgpt.cli import main as cli
 from sparkgpt.files import read_json
 from sparkgpt.train.__main__ import main as train
-from sparkgpt.train.signals import EXIT_STOPPED
+from sparkgpt.train.signals import EXIT_STOPPED, StopRequest
 
 KINDS = {"dense": [], "moe": MOE}
 
@@ -122,11 +123,13 @@ def test_a_second_writer_is_refused_and_the_pipeline_adopts(whole, tmp_path, cap
     arguments = flags(folder, "busy-s0", *KINDS[kind], *LONG, "--resume")
     process = start(arguments)
     wait_for_step(folder / "runs" / "busy-s0", 5, process)
+    process.send_signal(signal.SIGSTOP)  # a slow one, that holds its lock meanwhile
     second = start(arguments)
     said, _ = second.communicate(timeout=60)
     assert second.returncode == 1 and f"process {process.pid}" in said
     # The pipeline's start waits for it, then takes what it finished.
     published = tmp_path / "published"
+    threading.Timer(2.0, process.send_signal, [signal.SIGCONT]).start()
     assert train([*arguments, "--publish", str(published)]) == 0
     process.communicate(timeout=60)
     assert process.returncode == 0
@@ -145,3 +148,18 @@ def test_a_run_stopped_by_rule_is_not_retried(tmp_path):
         assert process.returncode == 2
     assert "--tokens-per-batch 100" in said[0]
     assert "not tried again" in said[1] and "--tokens-per-batch 100" in said[1]
+
+
+def test_a_signal_that_comes_twice_is_one_request():
+    request = StopRequest()
+    try:
+        for _ in range(2):  # a scheduler's own, and the launcher's
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert request.name == "SIGTERM"
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+    finally:
+        request.restore()
