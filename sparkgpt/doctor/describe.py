@@ -141,7 +141,7 @@ def container(state: Container) -> list[Finding]:
         level = {True: OK, False: NO, None: WARN}[state.works]
         advice = {
             "not installed": next(t.install for t in TOOLS if t.name == "apptainer"),
-            "not tried: no image is built yet": "containers/build cpu",
+            "not tried: no image is built yet": "run the pipeline without --sdm apptainer",
         }.get(state.note, "" if state.works else "see `apptainer exec IMAGE true`")
         found.append(add(level, "apptainer", state.note, advice))
     return found

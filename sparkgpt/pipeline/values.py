@@ -114,7 +114,7 @@ def image_digest(image: str, contained: bool) -> str:
         return image.rpartition("@")[2]
     path = Path(image).with_suffix(".digest")
     if not path.is_file():
-        raise UserError(f"{image} has no digest beside it; build it with containers/build")
+        raise UserError(f"{image} has no digest beside it; run without --sdm apptainer")
     return read_text(path).strip()
 
 
