@@ -10,13 +10,12 @@ PYTHON  ?= python3
 TORCH   ?= cpu
 PROFILE ?= cpu
 CORES   ?= all
-KILLS   ?= 24
 WORKERS ?= 2
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test test-crash lint smoke env env-test lock clean-work
+.PHONY: help reproduce test test-crash test-crash-pipeline lint smoke env env-test lock clean-work
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -43,7 +42,10 @@ test: $(TEST) $(TF4)
 	SPARKGPT_TF4_PYTHON=$(CURDIR)/$(VENV)/tf4/bin/python $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -rs
 
 test-crash: $(BASE)  ## kills runs at random and compares their ends; KILLS=1000 for more, SEED=S for others
-	$(BIN)/python tests/crash/run.py --kills $(KILLS) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python tests/crash/run.py --kills $(or $(KILLS),24) $(if $(SEED),--seed $(SEED))
+
+test-crash-pipeline: $(BASE)  ## kills Snakemake and its jobs at random; KILLS and SEED likewise
+	$(BIN)/python tests/crash/pipeline.py --kills $(or $(KILLS),10) $(if $(SEED),--seed $(SEED))
 
 lint: $(TEST)
 	$(BIN)/ruff check .

@@ -1,0 +1,204 @@
+"""Kill trainers, other jobs and Snakemake at random, start it again, and compare the end.
+
+    python tests/crash/pipeline.py [--kills N] [--seed S]
+
+The smoke profile, in a copy of this tree, by one plain command, given again until it succeeds.
+A start goes on after a job alone was killed: Snakemake tries trainers again by itself. Exit code 0
+when all kills fell where they were aimed at, no two trainers wrote one run at a time, and the
+results are those of a start that nobody disturbed; 1 otherwise.
+"""
+
+import argparse
+import random
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # tests/, for the helpers
+
+from attempt import Fault
+from pipeline_end import differences, left_behind
+from pipeline_start import COMMAND, PLACES, RUNS, Start, Target, Tree
+
+WHOM = ("job", "snakemake", "all")
+SIGNALS, WEIGHTS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT), (3, 1, 1)
+# A round of ten: training most of all.
+ROUND = ("autotune", "data", "dense", "dense", "dense", "moe", "moe", "checks", "report", "between")
+JOBS = {"data": 5, "checks": 4, "report": 8}  # that may be let pass
+TRIES = 4  # to hit a stage that comes and goes, within one start
+LAST_STEP = 28  # of 31; later ones could be over before the kill comes
+MOST_ROUNDS = 4  # for ten kills: a stage may be over before its turn
+SHOWN = 5  # differences in the line that ends a session
+LOG_LINES = 30
+
+
+def make_targets(kills: int, rng: random.Random) -> list[list[Target]]:
+    """Rounds of at most ten targets. The steps of a run rise, from one before its first step."""
+    rounds = []
+    while kills:
+        stages = rng.sample(ROUND, min(len(ROUND), kills))
+        kills -= len(stages)
+        steps = {run: [0, *sorted(rng.sample(range(1, LAST_STEP), 2))] for run in RUNS}
+        whom = [name for _ in stages for name in rng.sample(WHOM, len(WHOM))]
+        targets = []
+        for stage in stages:
+            between = stage == "between"
+            targets.append(
+                Target(
+                    stage,
+                    step=steps[stage].pop(0) if stage in RUNS else 0,
+                    whom=rng.choice(WHOM[1:]) if between else whom.pop(),
+                    signal=rng.choices(SIGNALS, WEIGHTS)[0],
+                    share=rng.random(),
+                    after=rng.randrange(len(stages) if between else JOBS.get(stage, 1)),
+                )
+            )
+        rounds.append(targets)
+    return rounds
+
+
+class Session:
+    """Rounds of starts and kills in one tree, compared with another tree that was left alone."""
+
+    def __init__(self, folder: Path, kills: int, rng: random.Random):
+        self.whole = Tree(folder / "whole")
+        self.killed = Tree(folder / "killed", self.whole.root)  # the same, whatever is edited
+        self.kills, self.rng = kills, rng
+        self.places: Counter = Counter()  # (place, whom) -> kills
+        self.hits = self.rounds = self.starts = 0
+
+    def carry_out(self, rounds: list[list[Target]]) -> None:
+        """Make all kills. Fault when one can't be made, or a round ends in something else."""
+        print(f"undisturbed: {' '.join(COMMAND[2:])}", flush=True)
+        if code := self.whole.start().end():
+            raise Fault(f"the undisturbed start ended with exit code {code}")
+        print(f"undisturbed: complete after {self.whole.seconds:.0f} s", flush=True)
+        limit = MOST_ROUNDS * len(rounds)
+        while rounds:
+            if self.rounds == limit:
+                stages = sorted({target.stage for targets in rounds for target in targets})
+                raise Fault(f"no kill fell into {', '.join(stages)} in {limit} rounds")
+            if missed := self.round(rounds.pop(0)):
+                print(f"missed: {', '.join(t.stage for t in missed)}; next round", flush=True)
+                rounds.append(missed)
+
+    def round(self, targets: list[Target]) -> list[Target]:
+        """From nothing to all results, killed on the way. Returns the targets that it missed."""
+        tree, before, complete = self.killed, self.hits, False
+        self.rounds += 1
+        tree.empty()
+        while not complete:
+            start, disturbed, stopped = tree.start(), False, False
+            self.starts += 1
+            while not stopped and (target := self.kill(start, targets, self.hits - before)):
+                targets.remove(target)
+                disturbed, stopped = True, target.whom != "job"
+            code = start.end()
+            if code and not disturbed:
+                raise Fault(f"a start that nobody disturbed ended with exit code {code}")
+            complete = code == 0 and not stopped
+        tree.await_orphans()
+        self.compare()
+        for target in targets:
+            target.after = 0
+        return targets
+
+    def kill(self, start: Start, targets: list[Target], hits: int) -> Target | None:
+        """Kill at the first of the targets whose stage comes, and return it; None when the start
+        ended before."""
+        tries: Counter = Counter()
+        while True:
+            waiting = {}  # the first of each stage
+            for target in targets:
+                early = target.stage == "between" and target.after > hits
+                if not early and tries[target.stage] < TRIES:
+                    waiting.setdefault(target.stage, target)
+            if not waiting or not (target := start.wait_for(list(waiting.values()))):
+                return None
+            tries[target.stage] += 1
+            # Once the moment was missed, soon. At a step, before the many that follow.
+            length = self.whole.lengths.get((target.job, False), 0.5)
+            soon = target.step or tries[target.stage] > 1
+            time.sleep(target.share * (min(length, 0.1) if soon else length))
+            place, living = start.hit(target, self.rng)
+            if place:
+                self.hits += 1
+                self.places[place, target.whom] += 1
+                name, number = signal.Signals(target.signal).name, f"kill {self.hits}/{self.kills}"
+                print(f"{number} in {place}: {name} to {target.whom} ({living})", flush=True)
+                return target
+
+    def compare(self) -> None:
+        """Fault unless nothing is left to do, or left behind, and all results are the same."""
+        tree = self.killed
+        code, output = tree.call(*COMMAND)
+        if code or "Nothing to be done" not in output:
+            raise Fault(f"a last start found something to do, exit code {code}:\n{output[-3000:]}")
+        code, output = tree.call(*COMMAND[:2], "sparkgpt", "verify", "--profile", "smoke")
+        if code:
+            raise Fault(f"records and files disagree: {output.strip()}")
+        wrong = tree.two_writers() + left_behind(tree.results)
+        wrong += differences(tree.results, self.whole.results)
+        if wrong:
+            more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+            raise Fault("; ".join(wrong[:SHOWN]) + more)
+        print(f"round {self.rounds}: equal, and nothing to be done", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--kills", type=int, default=10, metavar="N", help="default: 10")
+    parser.add_argument("--seed", type=int, metavar="S", help="default: a random one")
+    args = parser.parse_args()
+    seed = secrets.randbelow(2**32) if args.seed is None else args.seed
+    print(f"{args.kills} kills, seed {seed}", flush=True)
+    rng = random.Random(seed)
+    began, folder = time.monotonic(), Path(tempfile.mkdtemp(prefix="sparkgpt-crash-"))
+    session = Session(folder, args.kills, rng)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends what it started
+    keep = False
+    try:
+        session.carry_out(make_targets(args.kills, rng))
+    except Fault as fault:
+        keep = True
+        show(session)
+        print(f"crash: seed {seed}, round {session.rounds}: {fault}; kept in {folder}")
+        return 1
+    finally:
+        session.whole.close()
+        session.killed.close()
+        if not keep:
+            shutil.rmtree(folder)
+    print(table(session.places))
+    print(
+        f"{session.hits} kills, {session.starts} starts, {session.rounds} rounds: "
+        f"all end in the undisturbed results ({time.monotonic() - began:.0f} s)"
+    )
+    return 0
+
+
+def show(session: Session) -> None:
+    """What is known when something went wrong."""
+    print(table(session.places))
+    logs = sorted([*session.killed.logs, *session.whole.logs], key=lambda log: log.stat().st_mtime)
+    if logs:
+        lines = logs[-1].read_text(errors="replace").splitlines()[-LOG_LINES:]
+        print(f"the end of {logs[-1]}:", *lines, sep="\n  ")
+
+
+def table(places: Counter) -> str:
+    """Kills by place, where they really fell, and by whom they hit."""
+    lines = ["killed in".ljust(18) + "".join(whom.rjust(11) for whom in WHOM)]
+    for place in PLACES:
+        counts = (places[place, whom] or "-" for whom in WHOM)
+        lines.append(place.ljust(18) + "".join(str(count).rjust(11) for count in counts))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
