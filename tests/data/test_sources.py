@@ -118,7 +118,7 @@ def test_file_source_on_a_full_disk(tmp_path, monkeypatch):
 
     (tmp_path / "mine").write_bytes(CONTENT)
     monkeypatch.setattr(sources.shutil, "copyfile", full)
-    with pytest.raises(UserError, match="no space left for"):
+    with pytest.raises(UserError, match="No space left on device"):
         fetch("file", FileSource(tmp_path / "mine", PIN), tmp_path / "o", QUICK)
     assert names(tmp_path / "o") == []
 
