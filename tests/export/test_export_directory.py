@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from helpers.random_runs import VARIANTS, random_model, write_run
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from sparkgpt.checkpoint import read_run
@@ -69,6 +70,22 @@ def test_large_models_are_sharded_with_an_index(exported, tmp_path):
     assert index["weight_map"].keys() == parts.keys()
     assert index["metadata"]["total_size"] == sum(part.nbytes for part in parts.values())
     assert_same(model.state_dict(), read_hf(tmp_path / "cut")[1])
+
+
+NOTES = {"e": "1", "d": "2", "c": "3", "b": "4", "a": "5"}
+
+
+def test_the_same_model_gives_the_same_bytes(exported, tmp_path):
+    model, _ = exported
+    found = set()
+    for number in range(8):  # in random order, six keys would be alike once in 720 times
+        out = tmp_path / str(number)
+        write_hf(model.state_dict(), model.config, out, metadata=NOTES)
+        found.add((out / "model.safetensors").read_bytes())
+    assert len(found) == 1
+    with safe_open(out / "model.safetensors", "pt") as file:
+        assert file.metadata() == NOTES | {"format": "pt"}
+    assert_same(model.state_dict(), read_hf(out)[1])
 
 
 def test_bfloat16_rounds_once(tmp_path):
