@@ -32,35 +32,46 @@ ROUND = ("autotune", "data", "dense", "dense", "dense", "moe", "moe", "checks", 
 JOBS = {"data": 5, "checks": 4, "report": 8}  # that may be let pass
 MOST = 0.7  # of a job's length in the first start of all, which is slower than later ones
 TRIES = 4  # to hit a stage that comes and goes, within one start
-LAST_STEP = 28  # of 31; later ones could be over before the kill comes
+LAST_STEP = 100  # of 121; later ones could be over before the kill comes
 MOST_ROUNDS = 4  # for ten kills: a stage may be over before its turn
 SHOWN = 5  # differences in the line that ends a session
 LOG_LINES = 30
 
 
 def make_targets(kills: int, rng: random.Random) -> list[list[Target]]:
-    """Rounds of at most ten targets. The steps of a run rise, from one before its first step."""
+    """Rounds of at most ten targets. The steps of a run rise; the first kill of a dense run always
+    leaves a trainer without Snakemake, with most of its steps to go."""
     rounds = []
     while kills:
         stages = rng.sample(ROUND, min(len(ROUND), kills))
         kills -= len(stages)
-        steps = {run: [0, *sorted(rng.sample(range(1, LAST_STEP), 2))] for run in RUNS}
         whom = [name for _ in stages for name in rng.sample(WHOM, len(WHOM))]
-        targets = []
-        for stage in stages:
-            between = stage == "between"
-            targets.append(
-                Target(
-                    stage,
-                    step=steps[stage].pop(0) if stage in RUNS else 0,
-                    whom=rng.choice(WHOM[1:]) if between else whom.pop(),
-                    signal=rng.choices(SIGNALS, WEIGHTS)[0],
-                    share=rng.random() * MOST,
-                    after=rng.randrange(len(stages) if between else JOBS.get(stage, 1)),
-                )
-            )
+        targets = [make_target(stage, whom.pop(), len(stages), rng) for stage in stages]
+        for run in RUNS:
+            own = [target for target in targets if target.stage == run]
+            steps = sorted(rng.sample(range(1, LAST_STEP), len(own)))
+            for target, step in zip(own, steps, strict=True):
+                target.step = step
+            if own and run == "dense":
+                own[0].whom, own[0].signal = "snakemake", signal.SIGKILL
+                own[0].step = rng.randrange(1, LAST_STEP // 4)
+            elif own:
+                own[0].step = 0
         rounds.append(targets)
     return rounds
+
+
+def make_target(stage: str, whom: str, kills: int, rng: random.Random) -> Target:
+    """A target of a round of so many kills, of a run from its first moment on."""
+    between = stage == "between"
+    return Target(
+        stage,
+        step=0,
+        whom=rng.choice(WHOM[1:]) if between else whom,
+        signal=rng.choices(SIGNALS, WEIGHTS)[0],
+        share=rng.random() * MOST,
+        after=rng.randrange(kills if between else JOBS.get(stage, 1)),
+    )
 
 
 class Session:
@@ -68,6 +79,7 @@ class Session:
 
     def __init__(self, folder: Path, kills: int, rng: random.Random):
         self.whole = Tree(folder / "whole")
+        self.whole.lengthen_training()
         self.killed = Tree(folder / "killed", self.whole.root)  # the same, whatever is edited
         self.kills, self.rng = kills, rng
         self.places: Counter = Counter()  # (place, whom) -> kills
@@ -94,15 +106,15 @@ class Session:
         self.rounds += 1
         tree.empty()
         while not complete:
-            start, disturbed, stopped = tree.start(), False, False
+            start, done = tree.start(), []
             self.starts += 1
-            while not stopped and (target := self.kill(start, targets, self.hits - before)):
+            while target := self.kill(start, targets, self.hits - before):
                 targets.remove(target)
-                disturbed, stopped = True, target.whom != "job"
+                done.append(target.whom)
             code = start.end()
-            if code and not disturbed:
+            if code and not done:
                 raise Fault(f"a start that nobody disturbed ended with exit code {code}")
-            complete = code == 0 and not stopped
+            complete = code == 0 and set(done) <= {"job"}
         tree.await_orphans()
         self.compare()
         for target in targets:  # once more, and sooner
@@ -161,6 +173,7 @@ def main() -> int:
     rng = random.Random(seed)
     began, folder = time.monotonic(), Path(tempfile.mkdtemp(prefix="sparkgpt-crash-"))
     session = Session(folder, args.kills, rng)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends what it started
     keep = False
     try:
