@@ -1,5 +1,6 @@
 """A checkout of its own for the pipeline to run in, and a profile that takes a minute."""
 
+import copy
 import hashlib
 import json
 import os
@@ -38,8 +39,8 @@ class Project:
         self.root = root
         for part in (*PARTS, *PUBLISHED):
             (root / part).parent.mkdir(exist_ok=True)
-            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copyfile
-            copy(ROOT / part, root / part)
+            bring = shutil.copytree if (ROOT / part).is_dir() else shutil.copyfile
+            bring(ROOT / part, root / part)
 
     def snakemake(self, *arguments, profile="tiny", **variables):
         command = [sys.executable, "-m", "snakemake", *arguments, "--config", f"profile={profile}"]
@@ -94,8 +95,8 @@ def fresh(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory):
-    """A checkout in which the profile `tiny` ran from end to end."""
+def untouched(tmp_path_factory):
+    """A checkout in which the profile `tiny` ran from end to end; for `built` alone to copy."""
     project = Project(tmp_path_factory.mktemp("project"))
     documents_source(project, train={"target-tokens": 12000, "save-every": 2})
     spy = project.root / "spy"
@@ -103,6 +104,15 @@ def built(tmp_path_factory):
     (spy / "sitecustomize.py").write_text(SPY.format(folder=str(spy)))
     project.first_jobs = project.run(PYTHONPATH=str(spy))
     project.imported = [json.loads(path.read_text()) for path in spy.glob("*.json")]
+    return project
+
+
+@pytest.fixture(scope="module")
+def built(untouched, tmp_path_factory):
+    """The same for each file of tests, which may change it: a copy with all times kept."""
+    project = copy.copy(untouched)
+    project.root = tmp_path_factory.mktemp("copy") / "project"
+    shutil.copytree(untouched.root, project.root)
     return project
 
 

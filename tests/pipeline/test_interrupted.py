@@ -45,8 +45,9 @@ def start(project):
     command = [sys.executable, "-m", "snakemake", "--cores", "2", TARGET]
     command += ["--config", "profile=tiny"]
     log = open(project.root / "start.log", "w")
+    hear = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background may not
     return subprocess.Popen(
-        command, cwd=project.root, start_new_session=True, stdout=log, stderr=log
+        command, cwd=project.root, start_new_session=True, preexec_fn=hear, stdout=log, stderr=log
     )
 
 
