@@ -1,13 +1,15 @@
 """Files that appear whole or not at all."""
 
 import contextlib
+import fcntl
+import glob
 import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from sparkgpt.errors import FULL, UserError
@@ -62,15 +64,12 @@ def naming(path: Path | str) -> Iterator[None]:
 def replacing(path: Path | str) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success sync it and rename it to `path`.
 
-    The temporary may be written as a file. On any exception it is removed and `path` is untouched.
-    UserError when the disk is full.
+    The temporary may be written as a file. On any exception it is removed and `path` is untouched;
+    one that a killed writer left is removed by the next. UserError when the disk is full.
     """
     path = Path(path)
     make_directory(path.parent)
-    with naming(path):
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        os.close(handle)
-        temporary = Path(name)
+    with naming(path), _temporary(path, tempfile.mkstemp, ".tmp") as temporary:
         try:
             yield temporary
             # mkstemp makes files private; outputs follow the user's umask like any other file.
@@ -88,13 +87,12 @@ def replacing(path: Path | str) -> Iterator[Path]:
 def replacing_directory(path: Path | str) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; on success it takes the place of `path`.
 
-    Every file in it is synced first. An older `path` is removed only once the new one is complete.
-    UserError when the disk is full.
+    Every file in it is synced first. An older `path` is removed only once the new one is complete;
+    what a killed writer left, by the next. UserError when the disk is full.
     """
     path = Path(path)
     make_directory(path.parent)
-    with naming(path):
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
+    with naming(path), _temporary(path, tempfile.mkdtemp, ".tmp") as temporary:
         try:
             yield temporary
             os.chmod(temporary, 0o777 & ~_umask())
@@ -115,10 +113,47 @@ def _take_place(temporary: Path, path: Path) -> None:
     if not path.exists():
         os.replace(temporary, path)
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
-    os.replace(path, old / path.name)
-    os.replace(temporary, path)
-    shutil.rmtree(old)
+    with _temporary(path, tempfile.mkdtemp, ".old") as old:
+        os.replace(path, old / path.name)
+        os.replace(temporary, path)
+        shutil.rmtree(old)
+
+
+@contextlib.contextmanager
+def _temporary(path: Path, make: Callable, suffix: str) -> Iterator[Path]:
+    """A new file or folder `.<name>.<random><suffix>` beside `path`, held by flock(2) meanwhile, so
+    that those which nobody holds are known to be of killed writers; they are removed."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.????????{suffix}"):
+        _remove_if_free(left)
+    while True:
+        made = make(prefix=f".{path.name}.", suffix=suffix, dir=path.parent)
+        if isinstance(made, tuple):  # mkstemp's: an open file and its name
+            handle, made = made
+        else:
+            handle = os.open(made, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.path.exists(made):
+            break
+        os.close(handle)  # another writer took it for left behind, just before it was held
+    try:
+        yield Path(made)
+    finally:
+        os.close(handle)
+
+
+def _remove_if_free(left: Path) -> None:
+    """Remove a temporary file or folder unless its writer still holds it."""
+    try:
+        handle = os.open(left, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(handle)
 
 
 def remove_leftovers(folder: Path) -> None:

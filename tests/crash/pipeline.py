@@ -8,13 +8,9 @@ when all kills fell where they were aimed at, no two trainers wrote one run at a
 results are those of a start that nobody disturbed; 1 otherwise.
 """
 
-import argparse
 import random
-import secrets
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -22,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # tests/, for the helpers
 
 from attempt import Fault
+from command import carry_out, draw_table
 from pipeline_end import differences, left_behind
 from pipeline_start import COMMAND, PLACES, RUNS, Start, Target, Tree
 
@@ -162,57 +159,32 @@ class Session:
             raise Fault("; ".join(wrong[:SHOWN]) + more)
         print(f"round {self.rounds}: equal, and nothing to be done", flush=True)
 
+    @property
+    def place(self) -> str:
+        return f"round {self.rounds}"
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--kills", type=int, default=10, metavar="N", help="default: 10")
-    parser.add_argument("--seed", type=int, metavar="S", help="default: a random one")
-    args = parser.parse_args()
-    seed = secrets.randbelow(2**32) if args.seed is None else args.seed
-    print(f"{args.kills} kills, seed {seed}", flush=True)
-    rng = random.Random(seed)
-    began, folder = time.monotonic(), Path(tempfile.mkdtemp(prefix="sparkgpt-crash-"))
-    session = Session(folder, args.kills, rng)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends what it started
-    keep = False
-    try:
-        session.carry_out(make_targets(args.kills, rng))
-    except Fault as fault:
-        keep = True
-        show(session)
-        print(f"crash: seed {seed}, round {session.rounds}: {fault}; kept in {folder}")
-        return 1
-    finally:
-        session.whole.close()
-        session.killed.close()
-        if not keep:
-            shutil.rmtree(folder)
-    print(table(session.places))
-    print(
-        f"{session.hits} kills, {session.starts} starts, {session.rounds} rounds: "
-        f"all end in the undisturbed results ({time.monotonic() - began:.0f} s)"
-    )
-    return 0
+    def table(self) -> str:
+        return draw_table(self.places, PLACES, WHOM)
 
+    def end_of_log(self) -> list[str]:
+        """The last lines of the last start."""
+        logs = sorted([*self.killed.logs, *self.whole.logs], key=lambda log: log.stat().st_mtime)
+        if not logs:
+            return []
+        lines = logs[-1].read_text(errors="replace").splitlines()
+        return [f"the end of {logs[-1]}:", *lines[-LOG_LINES:]]
 
-def show(session: Session) -> None:
-    """What is known when something went wrong."""
-    print(table(session.places))
-    logs = sorted([*session.killed.logs, *session.whole.logs], key=lambda log: log.stat().st_mtime)
-    if logs:
-        lines = logs[-1].read_text(errors="replace").splitlines()[-LOG_LINES:]
-        print(f"the end of {logs[-1]}:", *lines, sep="\n  ")
+    def sum_up(self) -> str:
+        return (
+            f"{self.hits} kills, {self.starts} starts, {self.rounds} rounds: "
+            "all end in the undisturbed results"
+        )
 
-
-def table(places: Counter) -> str:
-    """Kills by place, where they really fell, and by whom they hit."""
-    lines = ["killed in".ljust(18) + "".join(whom.rjust(11) for whom in WHOM)]
-    for place in PLACES:
-        counts = (places[place, whom] or "-" for whom in WHOM)
-        lines.append(place.ljust(18) + "".join(str(count).rjust(11) for count in counts))
-    return "\n".join(lines)
+    def close(self) -> None:
+        """End what either tree has running."""
+        self.whole.close()
+        self.killed.close()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(carry_out(__doc__.split("\n")[0], 10, Session, make_targets))

@@ -10,15 +10,17 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 from attempt import DDP_TIMEOUT, PATIENCE, Attempt, Fault, environment
+from command import draw_table
 from compare import attempts_differ, differences
 from helpers.runs import MOE, flags
-from plan import SAVE_EVERY, STEPS, TRIES, Target, next_run
+from plan import AIMS, SAVE_EVERY, STEPS, TRIES, Target, next_run
 
 COLUMNS = ("dense", "moe", "dense x2", "moe x2")  # of the table; x2: two ranks
 CADENCE = ["--save-every", str(SAVE_EVERY), "--val-interval-steps", "4", "--max-train-steps",
            str(STEPS), "--resume", "--ddp-timeout-seconds", str(DDP_TIMEOUT)]  # fmt: skip
 KINDS = {"dense": ["--log-every", "1"], "moe": ["--log-every", "3", *MOE]}  # 3: not that of saves
 FIRST_GUESS = 0.005  # seconds of a phase, before one was seen
+LOG_LINES = 20  # of the last attempt, shown when something went wrong
 SHOWN = 5  # differences in the line that ends a session
 
 
@@ -43,6 +45,31 @@ class Session:
                 column = f"{kinds[0]} x2"
                 kinds.reverse()
             targets += Run(self, column).carry_out(chosen)
+
+    @property
+    def place(self) -> str:
+        return f"run {self.running}"
+
+    def table(self) -> str:
+        rows = [name for name in (*AIMS, "between") if name != "random"]
+        return draw_table(self.places, rows, COLUMNS)
+
+    def end_of_log(self) -> list[str]:
+        """The ranks' own errors and the last lines of the last attempt."""
+        if not self.log:
+            return []
+        lines = self.log.read_text(errors="replace").splitlines()
+        errors = [line for line in lines[:-LOG_LINES] if line.startswith("sparkgpt: error")]
+        return [f"errors and end of {self.log}:", *errors, *lines[-LOG_LINES:]]
+
+    def sum_up(self) -> str:
+        return (
+            f"{sum(self.places.values())} kills, {self.attempts} attempts, {self.runs} runs: "
+            "all end in the bytes of uninterrupted ones"
+        )
+
+    def close(self) -> None:
+        """Nothing: each attempt ends its own processes."""
 
     def flags(self, name: str, column: str) -> list[str]:
         """Flags of a run; a step of two ranks takes two windows."""
