@@ -13,7 +13,7 @@ CORES   ?= all
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test lint smoke env env-test lock clean-work
+.PHONY: help reproduce test test-container lint smoke env env-test lock clean-work
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -38,6 +38,9 @@ smoke:  ## the whole pipeline in two minutes
 
 test: $(TEST) $(TF4)
 	SPARKGPT_TF4_PYTHON=$(CURDIR)/$(VENV)/tf4/bin/python $(BIN)/python -m pytest
+
+test-container: $(TEST)  ## the smoke profile in an image built here
+	CORES=$(CORES) tests/container/run
 
 lint: $(TEST)
 	$(BIN)/ruff check .

@@ -14,23 +14,27 @@ from snakemake.utils import min_version
 min_version("9.20")
 sys.path[:0] = [workflow.basedir, f"{workflow.basedir}/workflow"]
 
-from pipeline import Jobs, image_digest, load_profile, read_profile
+from pipeline import EXPECTED, Jobs, cache_settings, image_digest, load_profile, read_profile
 
 from sparkgpt.errors import UserError
 
 try:
     config = read_profile(config.get("profile", "cpu")) | config
-    profile = load_profile({"profile": "cpu"} | config)
     contained = DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method
-    JOBS = Jobs(profile, image_digest(config["image"], contained))
+    profile = load_profile({"profile": "cpu"} | config, contained)
+    image = image_digest(config["image"], contained)
+    JOBS = Jobs(profile, image)
 except UserError as error:
     sys.exit(f"sparkgpt: error: {error}")
 
 # The interpreter that runs Snakemake runs the rules, without being part of their text: moving the
-# environment makes nothing stale.
-shell.prefix(
-    f"set -euo pipefail; STARTED=$EPOCHREALTIME; PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH; "
-)
+# environment makes nothing stale. In a container it is the image's own, and each job must be in it.
+if contained:
+    os.environ |= cache_settings(workflow.basedir) | os.environ
+    place = f"export {EXPECTED}={image}"
+else:
+    place = f"PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH"
+shell.prefix(f"set -euo pipefail; STARTED=$EPOCHREALTIME; {place}; ")
 
 
 container: config["image"]

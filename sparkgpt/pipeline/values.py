@@ -82,12 +82,10 @@ def data_digests(folder: str) -> str:
 
 
 def image_digest(image: str, contained: bool) -> str:
-    """What tells one container from another: `none` on the host itself, the digest in an image's
-    reference, or that which was written beside a local one when it was built."""
+    """What tells one container from another: `none` on the host itself, or the digest that was
+    written beside an image when it was built, and that is inside it. UserError without one."""
     if not contained:
         return NO_IMAGE
-    if "@sha256:" in image:
-        return image.rpartition("@")[2]
     path = Path(image).with_suffix(".digest")
     if not path.is_file():
         raise UserError(f"{image} has no digest beside it; build it with containers/build")
