@@ -82,7 +82,7 @@ class Jobs:
         raw = {key: self._value(key, rule, stage, wildcards) for key in names}
         values = {key: self.ledger.resolved(name, key, value) for key, value in raw.items()}
         after = tuple(self._named(*other)[0] for other in self._after(rule, wildcards))
-        gated = "records" in wildcards and rule != "coordinates"
+        gated = rule == "rulegraph" or ("records" in wildcards and rule != "coordinates")
         return Job(rule, wildcards, name, record, values, raw, after, gated)
 
     def of(self, group: str) -> list[Job]:

@@ -15,18 +15,18 @@ from sparkgpt.errors import UserError
 from sparkgpt.flags import Parser
 from sparkgpt.report import cells, render
 
-# Rule -> its outputs below a profile's results, one pattern for each job.
+# Rule -> its outputs in a records folder, one pattern for each job.
 OUTPUTS = {
     "fetch": ("raw/*.verified.json",),  # without this there is no telling which raw files are ours
     "cache": ("data/*.cache/manifest.json",),
     "autotune": ("autotune.json",),
-    "train": ("runs/*/summary.json", "*/runs/*/summary.json"),
+    "train": ("runs/*/summary.json",),
     "export": ("runs/*/hf/config.json",),
     "check": ("runs/*/check_hf.json", "runs/*/check_mlx.json"),
-    "compare": ("compare.json", "*/compare.json"),
-    "tables": ("tables.md", "*/tables.md"),
-    "plot": ("plots/*.svg", "*/plots/*.svg"),
-    "page": ("index.html", "*/index.html"),
+    "compare": ("compare.json",),
+    "tables": ("tables.md",),
+    "plot": ("plots/*.svg",),
+    "page": ("index.html",),
 }
 JOB = re.compile(r"^(?:local)?(?:rule|checkpoint) (\w+):$")
 FIELD = re.compile(r"^    (jobid|output): (.+)$")
@@ -97,9 +97,10 @@ def read_log(text: str) -> list[Job]:
 def steps(results: Path, jobs: list[Job]) -> list[list[str]]:
     """Header and one line a rule: made now, reused, failed, minutes."""
     made = {path for job in jobs if job.state == "made" for path in job.outputs}
+    folders = [results, *(path.parent for path in sorted(results.glob("*/runs")))]
     lines = [["step", "made now", "reused", "failed", "time"]]
     for rule, patterns in OUTPUTS.items():
-        files = {str(path) for pattern in patterns for path in results.glob(pattern)}
+        files = {str(path) for x in patterns for folder in folders for path in folder.glob(x)}
         own = [job for job in jobs if job.rule == rule or job.rule.startswith(f"{rule}_")]
         seconds = sum(job.seconds for job in own)
         failed = sum(job.state == "failed" for job in own)

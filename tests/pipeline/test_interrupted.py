@@ -15,14 +15,14 @@ from conftest import Project, documents_source
 
 RUN = "results/tiny/runs/dense-s0"
 TARGET = "results/tiny/jobs/train-dense-s0.json"
-STOP_AT = 20  # steps; the run has about 150
+STOP_AT = 12  # steps; the run has about 70
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A checkout in which the run went through undisturbed; `weights` is the digest it gave."""
     project = Project(tmp_path_factory.mktemp("interrupted"))
-    documents_source(project, train={"target-tokens": 300_000, "save-every": 10, "log-every": 1})
+    documents_source(project, train={"target-tokens": 130_000, "save-every": 5, "log-every": 1})
     project.run(TARGET)
     project.weights = record(project)["weights_sha256"]
     return project

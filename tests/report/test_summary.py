@@ -46,6 +46,8 @@ def results(tmp_path):
     (folder / "plots").mkdir()
     (folder / "plots" / "lr.svg").write_text("<svg/>")
     (folder / "tables.md").write_text("tables")
+    (folder / "jobs").mkdir()
+    (folder / "jobs" / "compare.json").write_text("{}")  # what the pipeline notes is no result
     return folder
 
 
