@@ -60,12 +60,16 @@ rule all:
         results_of(MAIN),
 
 
+# It is no job, and runs on the host.
+SUMMARY = f"env -u {EXPECTED} {shlex.quote(sys.executable)} -m sparkgpt summary {RESULTS}"
+
+
 onsuccess:
-    shell("python -m sparkgpt summary {RESULTS} --log {log} || true")
+    shell(SUMMARY + " --log {log} || true")
 
 
 onerror:
-    shell("python -m sparkgpt summary {RESULTS} --log {log} || true")
+    shell(SUMMARY + " --log {log} || true")
 
 
 # Further runs tables, each its own target: `snakemake --cores all sweep`.
