@@ -9,11 +9,12 @@ PYTHON  ?= python3
 TORCH   ?= cpu
 PROFILE ?= cpu
 CORES   ?= all
+KILLS   ?= 24
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test test-container lint smoke env env-test lock clean-work
+.PHONY: help reproduce test test-crash test-container lint smoke env env-test lock clean-work
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -41,6 +42,9 @@ test: $(TEST) $(TF4)
 
 test-container: $(TEST)  ## the smoke profile in an image built here
 	CORES=$(CORES) tests/container/run
+
+test-crash: $(BASE)  ## kills runs at random and compares their ends; KILLS=1000 for more, SEED=S for others
+	$(BIN)/python tests/crash/run.py --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
 lint: $(TEST)
 	$(BIN)/ruff check .

@@ -45,6 +45,12 @@ class HybridOptimizer:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
+    @property
+    def updates(self) -> int:
+        """How many updates were made, over all attempts of a run."""
+        adamw = self.optimizers[-1]
+        return max((int(state["step"]) for state in adamw.state.values()), default=0)
+
     def state_dict(self) -> dict[str, Tensor]:
         """`{parameter}/{entry}` -> tensor, for momentum, exp_avg, exp_avg_sq and step."""
         return {

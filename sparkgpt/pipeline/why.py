@@ -7,6 +7,7 @@ stale: they may come out the same.
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,8 @@ from sparkgpt.pipeline.jobs import Job, Jobs
 from sparkgpt.pipeline.profiles import MAIN, load_profile, read_profile
 from sparkgpt.pipeline.record import read_record
 from sparkgpt.pipeline.values import NO_IMAGE
+
+PART = re.compile(r", (?=[\w-]+==)| (?=--)")  # between pins, and between flags
 
 
 @dataclass(frozen=True)
@@ -221,9 +224,13 @@ def _lines(report: dict) -> Iterator[str]:
 
 
 def describe(change: Change) -> str:
-    """One change as text; digests are cut to eight digits."""
+    """One change as text: what differs of pins and flags; digests are cut to eight digits."""
     if change.kind == "gone":
         return f"{change.name} is not there"
+    if change.kind == "value" and None not in (change.old, change.new):
+        old, new = PART.split(change.old), PART.split(change.new)
+        only = lambda those, others: ", ".join(x for x in those if x not in others) or "nothing"
+        return f"{change.name}: {_short(only(old, new))} -> {_short(only(new, old))}"
     return f"{change.name}: {_short(change.old)} -> {_short(change.new)}"
 
 

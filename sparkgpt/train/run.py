@@ -17,7 +17,7 @@ from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.devices import device_for
 from sparkgpt.distributed import Ranks, choose_device, gather_objects, on_main, start, stop
 from sparkgpt.errors import UserError
-from sparkgpt.files import make_directory, read_section, write_json
+from sparkgpt.files import make_directory, read_section, remove_leftovers, write_json
 from sparkgpt.lock import folder_lock
 from sparkgpt.metrics import cut_metrics
 from sparkgpt.model.cost import parameter_counts
@@ -64,6 +64,7 @@ def _run_on(
 def _locked_run(
     model_config: ModelConfig, train: TrainConfig, argv: list[str], ranks: Ranks, folder: Path
 ) -> int:
+    remove_leftovers(folder)
     if train.publish:
         make_directory(train.publish)  # now, not after hours of training
     plan = make_plan(model_config, train, ranks.world)
@@ -144,7 +145,14 @@ def _resume(
         )
     state = RunState()
     if newest:
-        state = RunState.from_json(load_step(folder / f"step{newest}", model, optimizer))
+        path = folder / f"step{newest}"
+        state = RunState.from_json(load_step(path, model, optimizer))
+        made = state.step - len(state.guard.skipped)
+        if optimizer.updates != made:
+            raise UserError(
+                f"{path} holds an optimizer state of {optimizer.updates} updates, not {made}; "
+                "remove this checkpoint"
+            )
     print(f"resuming {train.run_name} after step {state.step}", file=sys.stderr)
     if ranks.is_main:
         cut_metrics(folder / "metrics.jsonl", state.step)

@@ -140,7 +140,7 @@ def test_lock_restales_what_uses_libraries(built):
         lock.write_text(re.sub(rf"^{library}==\S+", f"{library}==0.0.1", before, flags=re.M))
         stale[library] = built.planned()
     lock.write_text(before)
-    assert stale["matplotlib"] == {"plot": 6, "page": 1}
+    assert stale["matplotlib"] == {"plot": 6, "page": 1, "rulegraph": 1}
     assert stale["orjson"] == {"prepare": 1, "cache": 1, "ready": 1}
     assert stale["pulp"] == {}
 

@@ -46,7 +46,7 @@ def whole(request, tmp_path_factory):
     return folder, request.param, folder / "runs" / "whole-s0"
 
 
-LONG = ["--target-tokens", "100000", "--save-every", "10", "--log-every", "1", "--no-hf-export"]
+LONG = ["--target-tokens", "100000", "--save-every", "10", "--log-every", "3", "--no-hf-export"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -115,30 +115,6 @@ def test_a_damaged_checkpoint_is_passed_over(whole, capsys):
     assert train([*arguments, "--resume"]) == 0
     assert weights(run) == weights(expected)
     assert not list(run.glob(".*step*"))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_ranks_equal_one_process_that_accumulates(tmp_path, kind):
-    more = [*KINDS[kind], "--no-hf-export", "--target-tokens", "11000"]  # an odd last step
-    assert train(flags(tmp_path, "one-s0", *more, "--accumulate", "2")) == 0
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-               "-m", "sparkgpt.train", *flags(tmp_path, "two-s0", *more)]  # fmt: skip
-    result = subprocess.run(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-        timeout=120,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    one, two = tmp_path / "runs" / "one-s0", tmp_path / "runs" / "two-s0"
-    assert weights(one) == weights(two)
-    losses = [[x.get("val/loss") for x in timeless(run)] for run in (one, two)]
-    for a, b in zip(*losses, strict=True):
-        assert a == b or a == pytest.approx(b, rel=1e-12)
-    assert read_json(two / "summary.json")["world_size"] == 2
-    again = subprocess.run(
-        [*command, "--resume"], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True,
-        text=True, timeout=120,
-    )  # fmt: skip
-    assert again.returncode == 0 and "already complete" in again.stderr
 
 
 def test_a_second_writer_is_refused_and_the_pipeline_adopts(whole, tmp_path, capsys):
