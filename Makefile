@@ -15,7 +15,7 @@ WORKERS ?= 2
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test test-crash test-crash-pipeline lint smoke env env-test lock clean-work
+.PHONY: help reproduce test test-crash test-crash-pipeline test-container lint smoke env env-test lock clean-work
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -40,6 +40,9 @@ smoke:  ## the whole pipeline in two minutes
 
 test: $(TEST) $(TF4)
 	SPARKGPT_TF4_PYTHON=$(CURDIR)/$(VENV)/tf4/bin/python $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -rs
+
+test-container: $(TEST)  ## the smoke profile in an image built here
+	CORES=$(CORES) tests/container/run
 
 test-crash: $(BASE)  ## kills runs at random and compares their ends; KILLS=1000 for more, SEED=S for others
 	$(BIN)/python tests/crash/run.py --kills $(or $(KILLS),24) $(if $(SEED),--seed $(SEED))

@@ -14,24 +14,29 @@ from snakemake.utils import min_version
 min_version("9.20")
 sys.path[:0] = [workflow.basedir, f"{workflow.basedir}/workflow"]
 
-from pipeline import Jobs, image_digest, load_profile, read_profile
+from pipeline import EXPECTED, Jobs, cache_settings, image_digest, load_profile, read_profile
 
 from sparkgpt.errors import UserError
 
 try:
     config = read_profile(config.get("profile", "cpu")) | config
-    profile = load_profile({"profile": "cpu"} | config)
     contained = DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method
-    JOBS = Jobs(profile, image_digest(config["image"], contained))
+    profile = load_profile({"profile": "cpu"} | config, contained)
+    image = image_digest(config["image"], contained)
+    JOBS = Jobs(profile, image)
 except UserError as error:
     sys.exit(f"sparkgpt: error: {error}")
 
 # The interpreter that runs Snakemake runs the rules, without being part of their text: moving the
-# environment makes nothing stale. `record` ends each command: it notes by value what was made from
-# what.
+# environment makes nothing stale. In a container it is the image's own, and each job must be in it.
+# `record` ends each command: it notes by value what was made from what.
+if contained:
+    os.environ |= cache_settings(workflow.basedir) | os.environ
+    place = f"export {EXPECTED}={image}"
+else:
+    place = f"PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH"
 shell.prefix(
-    f"set -euo pipefail; PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH; "
-    "STARTED=$EPOCHREALTIME; "
+    f"set -euo pipefail; {place}; STARTED=$EPOCHREALTIME; "
     'record() ( python -m sparkgpt.pipeline.record "$@" --started $STARTED ); '
 )
 
@@ -59,12 +64,16 @@ rule all:
         results_of(MAIN),
 
 
+# It is no job, and runs on the host.
+SUMMARY = f"env -u {EXPECTED} {shlex.quote(sys.executable)} -m sparkgpt summary {RESULTS}"
+
+
 onsuccess:
-    shell("python -m sparkgpt summary {RESULTS} --log {log} || true")
+    shell(SUMMARY + " --log {log} || true")
 
 
 onerror:
-    shell("python -m sparkgpt summary {RESULTS} --log {log} || true")
+    shell(SUMMARY + " --log {log} || true")
 
 
 # Further runs tables, each its own target: `snakemake --cores all sweep`.

@@ -83,16 +83,19 @@ def main(argv: list[str]) -> None:
     shapes = [_shape(text) for text in dict.fromkeys(args.attention)]
     import torch
 
+    from sparkgpt.devices import device_for
     from sparkgpt.distributed import choose_device
     from sparkgpt.provenance import device_state, platform_state, versions
 
-    device = torch.device(choose_device(args.device))
     if args.threads > 0:
         torch.set_num_threads(args.threads)
-    choices = {
-        attention_key(*shape): tune_attention(shape, device, args.tokens_per_batch, args.longest)
-        for shape in shapes
-    }
+    with device_for(choose_device(args.device)) as device:
+        choices = {
+            attention_key(*shape): tune_attention(
+                shape, device, args.tokens_per_batch, args.longest
+            )
+            for shape in shapes
+        }
     record = {
         "schema": SCHEMA,
         "choices": choices,

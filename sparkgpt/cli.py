@@ -83,4 +83,8 @@ def _run(argv: list[str]) -> int:
         near = difflib.get_close_matches(command, COMMANDS, 1)
         advice = f"did you mean {near[0]}?" if near else "see `sparkgpt --help`"
         raise UserError(f"there is no command {command!r}; {advice}")
+    if command != "doctor":  # which says what is wrong with an image, beside all else
+        from sparkgpt.image import check_image
+
+        check_image()
     return importlib.import_module(COMMANDS[command][0]).main(argv[1:]) or 0

@@ -43,17 +43,14 @@ class Ranks:
         return self.rank == 0
 
 
-def start(device_name: str, timeout_seconds: int) -> Ranks:
+def start(device: torch.device, timeout_seconds: int) -> Ranks:
     """Join the process group that torchrun describes, if any: nccl on CUDA, gloo on a CPU.
 
     UserError when the others don't come in time.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    if device_name == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    if device.type == "cuda":
         torch.cuda.set_device(device)
-    else:
-        device = torch.device("cpu")
     if world == 1:
         return Ranks(0, 1, device)
     backend = "nccl" if device.type == "cuda" else "gloo"

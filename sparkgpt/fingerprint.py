@@ -18,9 +18,9 @@ PACKAGE = "sparkgpt"
 ROOT = Path(__file__).resolve().parents[1]
 
 # Modules that no result depends on: they hold the version, choose a subcommand, compute these
-# digests, or show progress. An edit to one of them must not cost a training run.
+# digests, tell the container, or show progress. An edit to one must not cost a training run.
 WITHOUT_RESULT = frozenset(
-    PACKAGE + name for name in ("", ".__main__", ".cli", ".fingerprint", ".progress")
+    PACKAGE + name for name in ("", ".__main__", ".cli", ".fingerprint", ".image", ".progress")
 )
 
 # Stage -> the modules it starts from. Everything they import follows by itself.

@@ -10,11 +10,10 @@ from pathlib import Path
 import torch
 
 from sparkgpt.fingerprint import ENTRIES, code_digest
+from sparkgpt.image import image_digest
 
 SCHEMA = 2
 DIFF_CHARACTERS = 100_000  # of a changed tree, kept in each record; its digest is of all of it
-# The list of packages that a container's image was built with; its digest names the image.
-IMAGE_LIST = Path("/etc/sparkgpt-image")
 LIBRARIES = ("torch", "numpy", "safetensors", "triton", "flash-attn", "snakemake")
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -67,16 +66,6 @@ def _changes() -> dict[str, object]:
         "diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
         "untracked": sorted(filter(None, untracked.split("\0"))),
     }
-
-
-def image_digest() -> str | None:
-    """Which container this runs in: $SPARKGPT_IMAGE_DIGEST, which an image sets for itself, or the
-    digest of the package list inside it. None on the host."""
-    if digest := os.environ.get("SPARKGPT_IMAGE_DIGEST"):
-        return digest
-    if IMAGE_LIST.is_file():
-        return f"sha256:{hashlib.sha256(IMAGE_LIST.read_bytes()).hexdigest()}"
-    return None
 
 
 def versions() -> dict[str, str]:

@@ -140,8 +140,8 @@ def test_apptainer_is_tried_on_an_image(tmp_path, monkeypatch, code, works):
 
 
 def test_another_image_than_expected_fails(tmp_path, monkeypatch):
-    image = written(tmp_path, imageDOTjson='{"digest": "sha256:aa"}') / "image.json"
-    monkeypatch.setattr(libraries, "IMAGE", image)
+    marker = written(tmp_path, imageDOTjson='{"digest": "sha256:aa"}') / "image.json"
+    monkeypatch.setattr("sparkgpt.image.MARKER", marker)
     for expected, level in (("sha256:aa", []), ("sha256:bb", [NO])):
         monkeypatch.setenv("SPARKGPT_EXPECT_IMAGE", expected)
         state = libraries.read_container([])

@@ -9,10 +9,10 @@ import pytest
 from sparkgpt.fingerprint import ROOT, imports_of, module_path, modules_of
 
 FLOORS = (
-    ("config", "flags", "vocab", "fingerprint", "files", "lock", "progress", "errors"),
+    ("config", "flags", "vocab", "fingerprint", "files", "image", "lock", "progress", "errors"),
     ("ops", "data"),
     ("model", "loss", "optim"),
-    ("checkpoint", "distributed", "guard", "metrics", "provenance"),
+    ("checkpoint", "devices", "distributed", "guard", "metrics", "provenance"),
     ("train", "evaluate", "generate", "autotune", "coordinates", "export", "doctor"),
     ("report",),
     ("pipeline",),

@@ -1,14 +1,17 @@
 """What the Snakefile and its rules import from the package."""
 
 from sparkgpt.fingerprint import code_digest
+from sparkgpt.image import EXPECTED, cache_settings
 from sparkgpt.pipeline.jobs import Jobs
 from sparkgpt.pipeline.profiles import MAIN, flag_text, load_profile, read_profile
 from sparkgpt.pipeline.values import Unwatched, image_digest, work_folder
 
 __all__ = [
+    "EXPECTED",
     "MAIN",
     "Jobs",
     "Unwatched",
+    "cache_settings",
     "code_digest",
     "flag_text",
     "image_digest",

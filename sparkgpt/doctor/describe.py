@@ -136,12 +136,12 @@ def container(state: Container) -> list[Finding]:
     found = [add(OK, "container", place if state.inside else "not inside one")]
     if state.wrong:
         detail = f"{state.expected} is expected, this is {state.digest or 'no image'}"
-        found.append(add(NO, "image", detail, "build it again, or run without --sdm apptainer"))
+        found.append(add(NO, "image", detail, "containers/build, or run without --sdm apptainer"))
     if state.inside != "apptainer":
         level = {True: OK, False: NO, None: WARN}[state.works]
         advice = {
             "not installed": next(t.install for t in TOOLS if t.name == "apptainer"),
-            "not tried: no image is built yet": "run the pipeline without --sdm apptainer",
+            "not tried: no image is built yet": "containers/build cpu, gpu or gb10",
         }.get(state.note, "" if state.works else "see `apptainer exec IMAGE true`")
         found.append(add(level, "apptainer", state.note, advice))
     return found

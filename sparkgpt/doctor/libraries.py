@@ -1,7 +1,6 @@
 """Facts of the software: Python, packages against their pins, programs, container. No torch."""
 
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -11,10 +10,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkgpt import image
 from sparkgpt.doctor.findings import NO, OK, WARN
 from sparkgpt.fingerprint import ROOT
 
-IMAGE = Path("/opt/sparkgpt/image.json")  # written into an image when it is built
 SECONDS = 30  # that a program may take to answer
 PINS = ROOT / "requirements"
 
@@ -162,13 +161,13 @@ def read_container(images: list[Path], root: Path = Path("/")) -> Container:
     elif (root / ".dockerenv").exists() or (root / "run/.containerenv").exists():
         inside = "docker"
     digest = None
-    if IMAGE.is_file():
+    if image.MARKER.is_file():
         inside = inside or "an image"
         try:
-            digest = json.loads(IMAGE.read_text()).get("digest")
-        except (ValueError, AttributeError):
-            digest = f"unreadable: {IMAGE}"
-    expected = os.environ.get("SPARKGPT_EXPECT_IMAGE") or None
+            digest = image.image_digest()
+        except (ValueError, TypeError, KeyError):
+            digest = f"unreadable: {image.MARKER}"
+    expected = os.environ.get(image.EXPECTED) or None
     works, note = (None, "") if inside == "apptainer" else try_apptainer(images)
     return Container(inside, digest, expected, works, note)
 
@@ -177,11 +176,11 @@ def try_apptainer(images: list[Path]) -> tuple[bool | None, str]:
     """(it can start a container, how that is known); None where nothing could be tried."""
     if not shutil.which("apptainer"):
         return None, "not installed"
-    image = next((path for path in images if path.is_file()), None)
-    if image is None:
+    built = next((path for path in images if path.is_file()), None)
+    if built is None:
         return None, "not tried: no image is built yet"
-    code, output = answer("apptainer", "exec", "--cleanenv", str(image), "true")
-    return code == 0, f"started {image}" if code == 0 else output or f"exit code {code}"
+    code, output = answer("apptainer", "exec", "--cleanenv", str(built), "true")
+    return code == 0, f"started {built}" if code == 0 else output or f"exit code {code}"
 
 
 def answer(*command: str) -> tuple[int, str]:

@@ -47,7 +47,7 @@ def run(profile: str, json_wanted: bool) -> int:
         )
     with meeting(rank):
         # gloo even beside CUDA: facts must travel when only one of the hosts sees its device.
-        ranks = start("cpu", TIMEOUT)
+        ranks = start(torch.device("cpu"), TIMEOUT)
     try:
         facts = gather(local)
         if facts.rates is None:

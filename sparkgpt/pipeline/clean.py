@@ -17,10 +17,11 @@ def main(argv: list[str]) -> int:
     """List stale work folders with their size in bytes; with --remove, remove them."""
     parser = Parser(prog="sparkgpt clean", description="Work folders that no run will resume.")
     parser.add_argument("--profile", default="cpu", help="profile of workflow/config")
+    parser.add_argument("--image", default=NO_IMAGE, help="digest of the container it runs in")
     parser.add_argument("--remove", action="store_true", help="remove them, not only list them")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
-    jobs = open_jobs(args.profile, NO_IMAGE)
+    jobs = open_jobs(args.profile, args.image)
     sizes = {folder: _size(folder) for folder in stale_folders(jobs)}
     if args.remove:
         for folder in sizes:

@@ -56,16 +56,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Profile:
-    """A checked configuration. `values` is the YAML, `groups` its runs tables by name."""
+    """A checked configuration. `values` is the YAML, `groups` its runs tables by name, `results`
+    the folder of everything that the profile makes."""
 
     name: str
     values: Mapping[str, Any]
     groups: Mapping[str, Group]
-
-    @property
-    def results(self) -> str:
-        """Folder of everything that the profile makes."""
-        return f"results/{self.name}"
+    results: str
 
     @cached_property
     def run_flags(self) -> dict[str, str]:
@@ -113,19 +110,23 @@ class Profile:
             raise UserError(f"profile {self.name}, run {run}: {error}") from error
 
 
-def load_profile(config: Mapping[str, Any]) -> Profile:
-    """Check a configuration and read its runs tables. UserError, one line, on any mistake."""
+def load_profile(config: Mapping[str, Any], contained: bool = False) -> Profile:
+    """Check a configuration and read its runs tables. UserError, one line, on any mistake.
+
+    What is made in containers lies apart, so that neither makes the other stale.
+    """
     name = config["profile"]
+    results = f"results/{name}" + ("-apptainer" if contained else "")
     where = str(CONFIG / f"{name}.yaml")
     check_schema(dict(config), "config", where)
     groups = {}
     for table in sorted((ROOT / CONFIG).glob(f"{name}.*.tsv")):
         group = table.name.split(".")[1]
-        records = f"results/{name}" + ("" if group == MAIN else f"/{group}")
+        records = results + ("" if group == MAIN else f"/{group}")
         groups[group] = Group(group, CONFIG / table.name, records, read_rows(table))
     if MAIN not in groups:
         raise UserError(f"profile {name} has no runs table; write {CONFIG / name}.{MAIN}.tsv")
-    profile = Profile(name, dict(config), groups)
+    profile = Profile(name, dict(config), groups, results)
     _check_rows(profile, where)
     return profile
 

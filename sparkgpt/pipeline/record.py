@@ -1,8 +1,9 @@
 """What a job was made from and what it made, by value: `jobs/<job>.json`, each rule's last output.
 
 A record is {"schema", "rule", "values": {name: text}, "inputs": {path: sha256}, "outputs":
-{path: sha256}, "seconds", "finished"}. Inputs are those read by content; what is large and ordered
-by value alone, such as the caches that a run reads, is among the values.
+{path: sha256}, "image", "seconds", "finished"}. Inputs are those read by content; what is large and
+ordered by value alone, such as the caches that a run reads, is among the values. `image` is the
+digest of the container that the job ran in, as it found it there; null on the host.
 """
 
 import argparse
@@ -11,8 +12,9 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sparkgpt.errors import UserError
+from sparkgpt.errors import UserError, explain
 from sparkgpt.files import read_json, sha256_file, write_json
+from sparkgpt.image import check_image, image_digest
 
 SCHEMA = 1
 SECTIONS = ("values", "inputs", "outputs")
@@ -42,6 +44,7 @@ def main(argv: list[str]) -> int:
     for section in SECTIONS:
         parser.add_argument(f"--{section}", nargs="*", default=[])
     args = parser.parse_args(argv)
+    check_image()
     for path in args.inputs:
         if Path(path).stat().st_mtime > args.started:
             raise UserError(
@@ -56,6 +59,7 @@ def main(argv: list[str]) -> int:
         "values": dict(text.split("=", 1) for text in args.values),
         "inputs": {path: sha256_file(path) for path in args.inputs},
         "outputs": {path: sha256_file(path) for path in outputs},
+        "image": image_digest(),
         "seconds": round(time.time() - args.started, 3),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -66,6 +70,7 @@ def main(argv: list[str]) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except UserError as error:
-        print(f"sparkgpt: error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    except (UserError, OSError) as error:
+        message, code = explain(error)
+        print(f"sparkgpt: error: {message}", file=sys.stderr)
+        sys.exit(code)

@@ -106,19 +106,20 @@ def data_digests(folder: str) -> str:
 
 
 def image_digest(image: str, contained: bool) -> str:
-    """What tells one container from another: `none` on the host itself, the digest in an image's
-    reference, or that which was written beside a local one when it was built."""
+    """What tells one container from another: `none` on the host itself, or the digest that was
+    written beside an image when it was built, and that is inside it. UserError without one."""
     if not contained:
         return NO_IMAGE
-    if "@sha256:" in image:
-        return image.rpartition("@")[2]
     path = Path(image).with_suffix(".digest")
     if not path.is_file():
-        raise UserError(f"{image} has no digest beside it; run without --sdm apptainer")
+        raise UserError(
+            f"{image} has no digest beside it; run containers/build {path.stem}, or the pipeline "
+            "without --sdm apptainer"
+        )
     return read_text(path).strip()
 
 
 def work_folder(results: str, values: Mapping[str, str]) -> str:
     """Where a run of these values keeps its checkpoints: never shared by two different runs."""
-    kept = {name: values[name] for name in ("code", "env", "config", "data")}
+    kept = {name: values[name] for name in ("code", "env", "image", "config", "data")}
     return f"{results}/work/{fingerprint(kept)[:16]}"

@@ -51,7 +51,8 @@ def open_jobs(profile: str, image: str = NO_IMAGE) -> Jobs:
     """The jobs of a profile, by name. UserError when there is none, or outside its checkout."""
     if Path.cwd().resolve() != ROOT:
         raise UserError(f"results are those of a checkout; run this in {ROOT}")
-    return Jobs(load_profile(read_profile(profile) | {"profile": profile}), image)
+    config = read_profile(profile) | {"profile": profile}
+    return Jobs(load_profile(config, contained=image != NO_IMAGE), image)
 
 
 def examine(jobs: list[Job]) -> dict[str, Finding]:

@@ -14,6 +14,7 @@ from sparkgpt.errors import RankLost, UserError, explain
 from sparkgpt.files import read_json, write_json
 from sparkgpt.fingerprint import code_digest
 from sparkgpt.flags import parse_train
+from sparkgpt.image import check_image
 
 
 def check_code(expected: str) -> None:
@@ -65,6 +66,7 @@ def main(argv: list[str]) -> int:
     """Parse, check, and run. Returns the exit code of `run`."""
     model, train = parse_train(argv)
     with stops_recorded(train):
+        check_image()
         check_code(train.expect_code)
         prepare_environment(train)
         from sparkgpt.train.run import run

@@ -14,6 +14,7 @@ from sparkgpt.checkpoint import (
     valid_steps,
 )
 from sparkgpt.config import ModelConfig, TrainConfig
+from sparkgpt.devices import device_for
 from sparkgpt.distributed import Ranks, choose_device, gather_objects, on_main, start, stop
 from sparkgpt.errors import UserError
 from sparkgpt.files import make_directory, read_section, remove_leftovers, write_json
@@ -36,11 +37,17 @@ def run(model_config: ModelConfig, train: TrainConfig, argv: list[str]) -> int:
 
     Raises UserError for whatever the user can put right.
     """
-    device = choose_device(train.device)
     if train.threads:
         torch.set_num_threads(train.threads)
+    with device_for(choose_device(train.device)) as device:
+        return _run_on(device, model_config, train, argv)
+
+
+def _run_on(
+    device: torch.device, model_config: ModelConfig, train: TrainConfig, argv: list[str]
+) -> int:
     ranks = start(device, train.ddp_timeout_seconds)
-    if device == "cuda":
+    if device.type == "cuda":
         # Sums in a fixed order, so that a resumed run repeats to the bit; ops that have none warn.
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False

@@ -24,6 +24,8 @@ HF_FILES = (
 )
 RULES = ["Snakefile", *sorted(glob("workflow/rules/*.smk"))]
 CAPTIONS = sorted(glob("workflow/report/*.rst"))
+# Runs that go on side by side: one on each of the GPUs that `--resources gpu=N` names.
+GPUS = workflow.global_resources.get("gpu").value or 1
 GROUP_OF = {group.records: group for group in profile.groups.values()}
 
 

@@ -18,7 +18,8 @@ rule train:
     benchmark:
         "{records}/benchmarks/train-{run}.tsv"
     retries: 2
-    threads: workflow.cores  # all of them, so that its speed is measured alone
+    # All of them, so that its speed is measured alone; on several GPUs, an equal share beside each.
+    threads: max(1, workflow.cores // GPUS)
     resources:
         attempt=lambda wildcards, attempt: attempt,
     params:
