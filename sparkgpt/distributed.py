@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sparkgpt.errors import UserError
+from sparkgpt.errors import RankLost, UserError
 
 
 def choose_device(wanted: str) -> str:
@@ -66,7 +66,7 @@ def start(device_name: str, timeout_seconds: int) -> Ranks:
 
 @contextmanager
 def together(ranks: Ranks) -> Iterator[None]:
-    """Around what all ranks do at once: UserError when another one is gone or silent.
+    """Around what all ranks do at once: RankLost when another one is gone or silent.
 
     gloo and the store raise subclasses of RuntimeError then. nccl's watchdog ends the process
     instead, with a message of its own.
@@ -75,7 +75,7 @@ def together(ranks: Ranks) -> Iterator[None]:
         yield
     except RuntimeError as error:
         said = str(error).split("\n")[0]
-        raise UserError(
+        raise RankLost(
             f"rank {ranks.rank}: another rank is gone or did not answer within "
             f"--ddp-timeout-seconds ({ranks.timeout} s); see its own message, then start all ranks "
             f"again with --resume ({said})",

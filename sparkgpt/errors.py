@@ -17,6 +17,10 @@ class UserError(Exception):
         self.exit_code = exit_code
 
 
+class RankLost(UserError):
+    """Another rank is gone. No fault of this run: a retry goes on from the last checkpoint."""
+
+
 def explain(error: BaseException) -> tuple[str, int]:
     """One line and the exit code for a UserError, an OSError or a KeyboardInterrupt."""
     if isinstance(error, UserError):

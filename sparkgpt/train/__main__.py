@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sparkgpt.config import TrainConfig
-from sparkgpt.errors import UserError, explain
+from sparkgpt.errors import RankLost, UserError, explain
 from sparkgpt.files import read_json, write_json
 from sparkgpt.fingerprint import code_digest
 from sparkgpt.flags import parse_train
@@ -49,9 +49,11 @@ def stops_recorded(train: TrainConfig) -> Iterator[None]:
         if train.attempt > 1:
             stop = read_json(record)
             raise UserError(f"not tried again: {stop['message']}", stop["exit_code"])
-        record.unlink()
+        record.unlink(missing_ok=True)  # another rank may be first
     try:
         yield
+    except RankLost:
+        raise
     except UserError as error:
         if train.publish and record.parent.exists():
             write_json(record, {"message": str(error), "exit_code": error.exit_code})
