@@ -13,6 +13,7 @@ from snakemake.utils import min_version
 min_version("9.20")
 sys.path[:0] = [workflow.basedir, f"{workflow.basedir}/workflow"]
 
+from launch import launch_of
 from pipeline import load_profile, read_profile
 
 from sparkgpt.errors import UserError
@@ -20,6 +21,7 @@ from sparkgpt.errors import UserError
 try:
     config = read_profile(config.get("profile", "cpu")) | config
     profile = load_profile({"profile": "cpu"} | config)
+    LAUNCH = launch_of(config)
 except UserError as error:
     sys.exit(f"sparkgpt: error: {error}")
 
@@ -38,6 +40,16 @@ include: "workflow/rules/train.smk"
 include: "workflow/rules/export.smk"
 include: "workflow/rules/compare.smk"
 include: "workflow/rules/report.smk"
+
+
+# Seconds of work, or in need of a network: not worth a job of their own on a cluster.
+localrules:
+    fetch,
+    verify,
+    ready,
+    compare,
+    tables,
+    plot,
 
 
 rule all:

@@ -7,6 +7,8 @@ rule autotune:
     log:
         f"{RESULTS}/logs/autotune.log",
     threads: workflow.cores
+    resources:
+        **LAUNCH.gpu(1),
     params:
         code=code("autotune"),
         env=ENVIRONMENT,

@@ -56,6 +56,7 @@ def work_of(wildcards):
         env=ENVIRONMENT,
         config=profile.run_flags[wildcards.run],
         data=data_of(wildcards),
+        **LAUNCH.values,
     )
 
 
