@@ -37,7 +37,8 @@ class _Dispatch(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_RD: Tensor):
         (inverse_R,) = ctx.saved_tensors
-        grad_TkD = grad_RD[inverse_R].view(-1, ctx.k, grad_RD.shape[-1])
+        positions = inverse_R.numel() // ctx.k
+        grad_TkD = grad_RD[inverse_R].view(positions, ctx.k, grad_RD.shape[-1])
         return grad_TkD.sum(1), None, None, None
 
 
@@ -62,7 +63,7 @@ def dispatch(x_TD: Tensor, order_R: Tensor, inverse_R: Tensor, k: int) -> Tensor
 
 def combine(y_RD: Tensor, weight_Tk: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
     """(R, D) expert outputs, (T, k) weights -> (T, D): the weighted sum over each position's k."""
-    y_TkD = _Collect.apply(y_RD, order_R, inverse_R).view(*weight_Tk.shape, -1)
+    y_TkD = _Collect.apply(y_RD, order_R, inverse_R).view(*weight_Tk.shape, y_RD.shape[-1])
     return (y_TkD * weight_Tk[..., None]).sum(1)
 
 
@@ -74,7 +75,14 @@ def grouped_linear(x_RD: Tensor, weight_EFD: Tensor, offsets_E: Tensor) -> Tenso
     """
     if x_RD.is_cuda:
         return F.grouped_mm(x_RD, weight_EFD.transpose(1, 2), offs=offsets_E)
+    return CPU_LOOPS["grouped_linear"](x_RD, weight_EFD, offsets_E)
+
+
+def _matmul_per_expert(x_RD: Tensor, weight_EFD: Tensor, offsets_E: Tensor) -> Tensor:
     ends = offsets_E.tolist()
     counts = [end - start for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     rows = zip(x_RD.split(counts), weight_EFD.unbind(0), strict=True)
     return torch.cat([part @ weight_FD.T for part, weight_FD in rows])
+
+
+CPU_LOOPS = {"grouped_linear": _matmul_per_expert}

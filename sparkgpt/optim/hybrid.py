@@ -45,6 +45,12 @@ class HybridOptimizer:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
+    @property
+    def updates(self) -> int:
+        """How many updates were made, over all attempts of a run."""
+        adamw = self.optimizers[-1]
+        return max((int(state["step"]) for state in adamw.state.values()), default=0)
+
     def state_dict(self) -> dict[str, Tensor]:
         """`{parameter}/{entry}` -> tensor, for momentum, exp_avg, exp_avg_sq and step."""
         return {
@@ -67,19 +73,35 @@ class HybridOptimizer:
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
-        expected = {f"{self.names[p]}/{e}" for p, o in owner.items() for e in ENTRIES[type(o)]}
-        differing = sorted(expected ^ state.keys()) if state else []
-        if differing:
-            raise UserError(
-                f"the saved optimizer state does not fit the model: {differing[0]} is "
-                f"{'missing' if differing[0] in expected else 'unknown'}; remove the checkpoint"
-            )
+        expected = {
+            f"{self.names[p]}/{entry}": () if entry == "step" else p.shape
+            for p, optimizer in owner.items()
+            for entry in ENTRIES[type(optimizer)]
+        }
+        if state:
+            _check_fits(state, expected)
         for key, value in state.items():
             name, entry = key.rsplit("/", 1)
             parameter = by_name[name]
             # AdamW keeps its step count on the host, where the update reads it without a sync.
             device = "cpu" if entry == "step" else parameter.device
             owner[parameter].state[parameter][entry] = value.to(device)
+
+
+def _check_fits(state: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
+    """UserError naming the first entry that is missing, unknown, or of another shape or dtype."""
+    for name in sorted(expected.keys() | state.keys()):
+        value = state.get(name)
+        if value is None or name not in expected:
+            fault = "is missing" if value is None else "belongs to no parameter"
+        elif value.shape != expected[name] or value.dtype != torch.float32:
+            fault = f"is {value.dtype} of shape {tuple(value.shape)}"
+        else:
+            continue
+        raise UserError(
+            f"the saved optimizer state does not fit the model: {name} {fault}; remove the "
+            "checkpoint"
+        )
 
 
 def _torch_groups(groups: list[Group]) -> list[dict]:

@@ -8,6 +8,7 @@ from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.distributed import Ranks
 from sparkgpt.model.mup import init_weights
 from sparkgpt.model.transformer import Transformer
+from sparkgpt.ops import attention, experts
 from sparkgpt.ops.attention import choose_backend
 from sparkgpt.ops.choices import attention_choice
 from sparkgpt.optim.hybrid import HybridOptimizer
@@ -37,7 +38,19 @@ def build_model(
 
 def build_loss(train: TrainConfig, ranks: Ranks) -> Callable:
     """`window_loss`, compiled on CUDA or when asked to."""
-    return torch.compile(window_loss) if compiles(train, ranks) else window_loss
+    if not compiles(train, ranks):
+        return window_loss
+    if ranks.device.type == "cpu":
+        _keep_loops_eager()
+    return torch.compile(window_loss)
+
+
+def _keep_loops_eager() -> None:
+    """On a CPU, attention and experts loop over lengths read from tensors: in a graph, they would
+    be unrolled and compiled anew for each number of documents."""
+    for functions in (attention.BACKENDS, experts.CPU_LOOPS):
+        for name, function in functions.items():
+            functions[name] = torch.compiler.disable(function)
 
 
 def compiles(train: TrainConfig, ranks: Ranks) -> bool:

@@ -49,6 +49,7 @@ class Trainer:
         self.ranks, self.folder = ranks, folder
         self.model, self.optimizer, self.state, self.saved = model, optimizer, state, saved
         self.loss_of = build_loss(train, ranks)
+        state.aim(plan.steps)
         self.clock = TrainingClock(state.train_seconds)
         self.interval = Throughput()
         wandb = None
@@ -126,8 +127,8 @@ class Trainer:
 
     def is_boundary(self) -> bool:
         """Whether other work follows this step, or the second half of the rates begins after it."""
-        step, plan = self.state.step, self.plan
-        return step in plan.val_steps or self.is_save_step() or step == plan.steps // 2
+        step = self.state.step
+        return step in self.plan.val_steps or self.is_save_step() or step == self.state.half
 
     def _count(self, real_total: int) -> None:
         """Close this step's clock interval and book what it computed."""
@@ -139,7 +140,7 @@ class Trainer:
         booked = (seconds, plan.windows_per_step * self.train.tokens_per_batch, real_total, flops)
         self.interval.add(*booked)
         state.total.add(*booked)
-        if state.step > plan.steps // 2:
+        if state.step > state.half:
             state.second_half.add(*booked)
 
     def _log(self, result: StepResult, real_total: int, factor: float) -> None:

@@ -137,7 +137,14 @@ def _resume(
         )
     state = RunState()
     if newest:
-        state = RunState.from_json(load_step(folder / f"step{newest}", model, optimizer))
+        path = folder / f"step{newest}"
+        state = RunState.from_json(load_step(path, model, optimizer))
+        made = state.step - len(state.guard.skipped)
+        if optimizer.updates != made:
+            raise UserError(
+                f"{path} holds an optimizer state of {optimizer.updates} updates, not {made}; "
+                "remove this checkpoint"
+            )
     print(f"resuming {train.run_name} after step {state.step}", file=sys.stderr)
     if ranks.is_main:
         cut_metrics(folder / "metrics.jsonl", state.step)

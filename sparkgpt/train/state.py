@@ -19,6 +19,7 @@ class RunState:
     initial_loss: float | None = None
     train_loss: float | None = None  # of the last logged step, nats per target
     train_seconds: float = 0.0  # in training steps alone, over all attempts
+    half: int = 0  # the step after which the second half began
     second_half: Throughput = field(default_factory=Throughput)
     total: Throughput = field(default_factory=Throughput)
     validations: list[list[float]] = field(default_factory=list)  # [step, nats per target]
@@ -46,6 +47,11 @@ class RunState:
             }
         )
         self.clock = time.monotonic()
+
+    def aim(self, steps: int) -> None:
+        """Rates of the second half are of `steps` steps: of another number, they begin anew."""
+        if self.half != steps // 2:
+            self.half, self.second_half = steps // 2, Throughput()
 
     def mark_attempt(self, end: str) -> None:
         """Bring this attempt's record up to date; `end` says how it stands: saved, complete..."""

@@ -8,6 +8,7 @@ from helpers.runs import flags
 
 from sparkgpt.train import loop
 from sparkgpt.train.__main__ import main as train
+from sparkgpt.train.state import RunState
 from sparkgpt.train.step import StepResult
 
 
@@ -44,3 +45,13 @@ def test_queued_steps_are_booked_where_they_were_made(tmp_path, monkeypatch):
     summary = json.loads((tmp_path / "runs" / "clock-s0" / "summary.json").read_text())
     assert summary["train_seconds"] == summary["steps"]
     assert summary["window_tokens_per_second"] == pytest.approx(1024)
+
+
+def test_a_longer_run_has_its_own_second_half():
+    state = RunState()
+    state.aim(8)
+    state.second_half.add(seconds=1.0, window_tokens=100, real_tokens=100, flops=0.0)
+    state.aim(8)  # a resume of the same run
+    assert state.half == 4 and state.second_half.window_tokens == 100
+    state.aim(24)  # an extension: what was the end is now its first half
+    assert state.half == 12 and state.second_half.window_tokens == 0

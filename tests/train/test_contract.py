@@ -261,3 +261,17 @@ def test_more_tokens_than_the_corpus_holds_means_more_epochs(tmp_path):
 
 def test_threads_are_recorded(runs):
     assert read(runs / "dense-s0" / "run.json")["platform"]["threads"] == 1
+
+
+def test_an_optimizer_state_of_other_updates_is_refused(tmp_path, capsys):
+    arguments = flags(tmp_path, "mixed-s0", "--no-hf-export", "--save-every", "10")
+    assert train([*arguments, "--max-train-steps", "20"]) == 0
+    run = tmp_path / "runs" / "mixed-s0"
+    shutil.copy(run / "step10" / "optimizer.safetensors", run / "step20")
+    manifest = read(run / "step20" / "manifest.json")
+    manifest["sha256"]["optimizer.safetensors"] = sha256_file(
+        run / "step20" / "optimizer.safetensors"
+    )
+    (run / "step20" / "manifest.json").write_text(json.dumps(manifest))
+    assert cli(["train", *arguments, "--resume"]) == 2
+    assert "optimizer state of 10 updates, not 20" in capsys.readouterr().err
