@@ -115,11 +115,11 @@ def prune(folder: Path, keep_last: int, valid: Iterable[int]) -> None:
 
 
 def remove_steps(folder: Path, unwanted: Callable[[int], bool]) -> None:
-    """Remove the checkpoints, valid or not, and hf_step twins of unwanted steps, and what writers
-    that were killed left half done. Only for the holder of the folder's lock."""
+    """Remove the checkpoints, valid or not, and hf_step twins of unwanted steps. Only for the
+    holder of the folder's lock."""
     for path in folder.iterdir():
         match = re.fullmatch(r"(?:hf_)?step(\d+)", path.name)
-        if match and unwanted(int(match[1])) or re.match(r"\.(hf_)?step\d+\.", path.name):
+        if match and unwanted(int(match[1])):
             shutil.rmtree(path)
 
 

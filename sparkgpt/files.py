@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -114,6 +115,13 @@ def _take_place(temporary: Path, path: Path) -> None:
     os.replace(path, old / path.name)
     os.replace(temporary, path)
     shutil.rmtree(old)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what writers that were killed left half done in `folder`; only for its one writer."""
+    for path in folder.iterdir():
+        if re.fullmatch(r"\..+\.\w{8}\.(tmp|old)", path.name):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def write_text(path: Path | str, text: str) -> None:

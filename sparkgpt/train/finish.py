@@ -13,7 +13,14 @@ from sparkgpt.checkpoint import FINAL_WEIGHTS, save_final
 from sparkgpt.config import TrainConfig
 from sparkgpt.distributed import Ranks
 from sparkgpt.errors import UserError
-from sparkgpt.files import make_directory, read_json, replacing, sha256_file, write_json
+from sparkgpt.files import (
+    make_directory,
+    read_json,
+    remove_leftovers,
+    replacing,
+    sha256_file,
+    write_json,
+)
 from sparkgpt.metrics import read_metrics
 from sparkgpt.model.cost import parameter_counts
 from sparkgpt.model.transformer import Transformer
@@ -148,6 +155,7 @@ def publish(folder: Path, train: TrainConfig) -> None:
     if not train.publish:
         return
     target = make_directory(train.publish)
+    remove_leftovers(target)
     (target / "run.json").unlink(missing_ok=True)  # an older record mustn't vouch for newer files
     for name in PUBLISHED:
         if (folder / name).exists():

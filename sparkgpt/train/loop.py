@@ -51,7 +51,6 @@ class Trainer:
         self.loss_of = build_loss(train, ranks)
         state.aim(plan.steps)
         self.clock = TrainingClock(state.train_seconds)
-        self.interval = Throughput()
         wandb = None
         if train.wandb and ranks.is_main:
             wandb = WandbRun(train, dataclasses.asdict(train), folder)
@@ -138,7 +137,7 @@ class Trainer:
         state.train_seconds = self.clock.seconds
         flops = step_flops(self.model_config, plan.step_doc_lengths(state.step - 1))
         booked = (seconds, plan.windows_per_step * self.train.tokens_per_batch, real_total, flops)
-        self.interval.add(*booked)
+        state.interval.add(*booked)
         state.total.add(*booked)
         if state.step > state.half:
             state.second_half.add(*booked)
@@ -158,9 +157,9 @@ class Trainer:
         if result.router is not None:
             line["train/aux_loss"] = result.aux_loss.item()
             line |= router_summary(result.router, real_total)
-        line |= self.interval.rates() | {"seconds": round(state.train_seconds, 3)}
+        line |= state.interval.rates() | {"seconds": round(state.train_seconds, 3)}
         self.metrics.write(line)
-        self.interval = Throughput()
+        state.interval = Throughput()
 
     def validate(self) -> None:
         """Held-out loss over this rank's share of the windows, summed over ranks; logged."""

@@ -16,7 +16,7 @@ from sparkgpt.checkpoint import (
 from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.distributed import Ranks, choose_device, gather_objects, on_main, start, stop
 from sparkgpt.errors import UserError
-from sparkgpt.files import make_directory, read_section, write_json
+from sparkgpt.files import make_directory, read_section, remove_leftovers, write_json
 from sparkgpt.lock import folder_lock
 from sparkgpt.metrics import cut_metrics
 from sparkgpt.model.cost import parameter_counts
@@ -57,6 +57,7 @@ def run(model_config: ModelConfig, train: TrainConfig, argv: list[str]) -> int:
 def _locked_run(
     model_config: ModelConfig, train: TrainConfig, argv: list[str], ranks: Ranks, folder: Path
 ) -> int:
+    remove_leftovers(folder)
     if train.publish:
         make_directory(train.publish)  # now, not after hours of training
     plan = make_plan(model_config, train, ranks.world)

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from sparkgpt.guard import Guard
 from sparkgpt.metrics import Throughput
 
+RATES = ("second_half", "interval", "total")
+
 
 @dataclass
 class RunState:
@@ -21,6 +23,7 @@ class RunState:
     train_seconds: float = 0.0  # in training steps alone, over all attempts
     half: int = 0  # the step after which the second half began
     second_half: Throughput = field(default_factory=Throughput)
+    interval: Throughput = field(default_factory=Throughput)  # since the last logged step
     total: Throughput = field(default_factory=Throughput)
     validations: list[list[float]] = field(default_factory=list)  # [step, nats per target]
     guard: Guard = field(default_factory=Guard)
@@ -71,15 +74,12 @@ class RunState:
         return all(a["inexact"] == self.attempts[0]["inexact"] for a in self.attempts)
 
     def to_json(self) -> dict:
-        return dataclasses.asdict(self) | {
-            "second_half": vars(self.second_half),
-            "total": vars(self.total),
-        }
+        return dataclasses.asdict(self) | {name: vars(getattr(self, name)) for name in RATES}
 
     @classmethod
     def from_json(cls, values: dict) -> "RunState":
         state = cls(**{f.name: values[f.name] for f in dataclasses.fields(cls)})
-        for name in ("second_half", "total"):
+        for name in RATES:
             throughput = Throughput()
             vars(throughput).update(values[name])
             setattr(state, name, throughput)
