@@ -8,13 +8,14 @@ import os
 import shlex
 import sys
 
+from snakemake.settings.types import DeploymentMethod
 from snakemake.utils import min_version
 
 min_version("9.20")
 sys.path[:0] = [workflow.basedir, f"{workflow.basedir}/workflow"]
 
 from launch import launch_of
-from pipeline import load_profile, read_profile
+from pipeline import Jobs, image_digest, load_profile, read_profile
 
 from sparkgpt.errors import UserError
 
@@ -22,15 +23,22 @@ try:
     config = read_profile(config.get("profile", "cpu")) | config
     profile = load_profile({"profile": "cpu"} | config)
     LAUNCH = launch_of(config)
+    contained = DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method
+    JOBS = Jobs(profile, image_digest(config["image"], contained))
 except UserError as error:
     sys.exit(f"sparkgpt: error: {error}")
 
 # The interpreter that runs Snakemake runs the rules, without being part of their text: moving the
 # environment makes nothing stale.
-shell.prefix(f"set -euo pipefail; PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH; ")
+shell.prefix(
+    f"set -euo pipefail; STARTED=$EPOCHREALTIME; PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH; "
+)
 
 
 container: config["image"]
+
+
+report: "workflow/report/workflow.rst"
 
 
 include: "workflow/rules/common.smk"
@@ -58,6 +66,14 @@ rule all:
         MANIFESTS.values(),
         CACHED_BYTES,
         results_of(MAIN),
+
+
+onsuccess:
+    shell("python -m sparkgpt summary {RESULTS} --log {log} || true")
+
+
+onerror:
+    shell("python -m sparkgpt summary {RESULTS} --log {log} || true")
 
 
 # Further runs tables, each its own target: `snakemake --cores all sweep`.

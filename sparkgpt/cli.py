@@ -26,7 +26,15 @@ COMMANDS = {
     "compare": ("sparkgpt.report.compare", "matched runs, paired by seed"),
     "tables": ("sparkgpt.report.tables", "render tables from records, or keep the README's"),
     "plots": ("sparkgpt.report.plots", "draw plots from records"),
+    "report": ("sparkgpt.report.page", "one page of all tables and figures of a records folder"),
+    "graph": ("sparkgpt.report.graph", "draw the rules of the pipeline from Snakemake's graph"),
+    "summary": ("sparkgpt.report.summary", "what a start of the pipeline ran, reused and made"),
     "archive": ("sparkgpt.report.archive", "publish records, tables and plots as a version"),
+    "why": ("sparkgpt.pipeline.why", "which jobs are stale, what changed, and what it costs"),
+    "accept": ("sparkgpt.pipeline.accept", "adopt a change that alters no result"),
+    "trace": ("sparkgpt.pipeline.trace", "a table's row to its records, tree, code and data"),
+    "clean": ("sparkgpt.pipeline.clean", "list or remove work folders that no run will resume"),
+    "verify": ("sparkgpt.pipeline.verify", "files, records, data and tables against each other"),
     "reproduced": ("sparkgpt.report.reproduced", "published against reproduced, row by row"),
 }
 

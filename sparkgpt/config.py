@@ -154,6 +154,7 @@ class TrainConfig:
     autotune: str = flag("", "record of `sparkgpt autotune` to take kernel choices from")
     ddp_timeout_seconds: int = flag(300, "how long a rank waits for the others")
     expect_code: str = flag("", "refuse to run unless the training code has this digest")
+    code_as: str = flag("", "digest of other code that this was accepted as, for its checkpoints")
     attempt: int = flag(1, "the pipeline's count; a later one won't repeat a run stopped by rule")
     publish: str = flag("", "folder that receives the final files once the run is complete")
     wandb: bool = flag(False, "log to Weights & Biases as well")

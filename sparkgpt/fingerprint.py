@@ -36,11 +36,14 @@ ENTRIES = {
     "check": ("sparkgpt.export.check",),
     "tables": ("sparkgpt.report.tables",),
     "plots": ("sparkgpt.report.plots",),
+    "graph": ("sparkgpt.report.graph",),
+    "report": ("sparkgpt.report.page",),
 }
 
 # Stage -> packages that its sources name but its rule never imports, each for the reason given.
 NEVER_IMPORTED = {
     "train": ("sparkgpt.export",),  # the rule trains with --no-hf-export; export is a rule itself
+    "compare": ("sparkgpt.report.revisions",),  # the rule compares runs of one tree
 }
 
 
@@ -69,6 +72,17 @@ def code_digest(stage: str, root: Path = ROOT) -> str:
         digest.update(path.relative_to(root).as_posix().encode() + b"\0")
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
+
+
+@functools.cache
+def libraries_of(stage: str, root: Path = ROOT) -> frozenset[str]:
+    """Names of the libraries, not of the standard one, that the modules of a stage import."""
+    found = set()
+    for name in modules_of(stage, root):
+        for level, module, _ in _import_statements(module_path(name, root).read_bytes()):
+            if module and not level:
+                found.add(module.split(".")[0])
+    return frozenset(found - sys.stdlib_module_names - {PACKAGE})
 
 
 def imports_of(name: str, root: Path = ROOT) -> set[str]:

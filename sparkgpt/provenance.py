@@ -9,9 +9,12 @@ from pathlib import Path
 
 import torch
 
-from sparkgpt.fingerprint import code_digest
+from sparkgpt.fingerprint import ENTRIES, code_digest
 
-SCHEMA = 1
+SCHEMA = 2
+DIFF_CHARACTERS = 100_000  # of a changed tree, kept in each record; its digest is of all of it
+# The list of packages that a container's image was built with; its digest names the image.
+IMAGE_LIST = Path("/etc/sparkgpt-image")
 LIBRARIES = ("torch", "numpy", "safetensors", "triton", "flash-attn", "snakemake")
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -20,7 +23,12 @@ def git(*arguments: str) -> str | None:
     """Output of a git command in the project's tree; None without git or outside a checkout."""
     try:
         result = subprocess.run(
-            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
+            ["git", "-C", str(ROOT), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            encoding="utf-8",
+            errors="replace",  # a diff may hold any bytes
         )
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -28,13 +36,15 @@ def git(*arguments: str) -> str | None:
 
 
 def tree_state() -> dict[str, object]:
-    """The work tree itself: commit, sha256 over the files git tracks or would track, dirty flag.
+    """The work tree itself: commit, sha256 over the files git tracks or would track, dirty flag,
+    and what makes it dirty: `diff` (its beginning), `diff_sha256` and names of `untracked` files.
 
-    Keys `commit`, `hash`, `dirty`; all None outside a checkout.
+    All None, and no names, outside a checkout.
     """
     listing = git("ls-files", "-z", "--cached", "--others", "--exclude-standard")
     if listing is None:
-        return {"commit": None, "hash": None, "dirty": None}
+        nothing = dict.fromkeys(("commit", "hash", "dirty", "diff", "diff_sha256"))
+        return nothing | {"untracked": []}
     digest = hashlib.sha256()
     for name in sorted(filter(None, listing.split("\0"))):
         path = ROOT / name
@@ -45,7 +55,28 @@ def tree_state() -> dict[str, object]:
         "commit": commit.strip() if commit else None,
         "hash": digest.hexdigest(),
         "dirty": bool(status and status.strip()),
+        **_changes(),
     }
+
+
+def _changes() -> dict[str, object]:
+    diff = git("diff", "HEAD", "--no-color", "--no-ext-diff") or ""
+    untracked = git("ls-files", "-z", "--others", "--exclude-standard") or ""
+    return {
+        "diff": diff[:DIFF_CHARACTERS] or None,
+        "diff_sha256": hashlib.sha256(diff.encode()).hexdigest() if diff else None,
+        "untracked": sorted(filter(None, untracked.split("\0"))),
+    }
+
+
+def image_digest() -> str | None:
+    """Which container this runs in: $SPARKGPT_IMAGE_DIGEST, which an image sets for itself, or the
+    digest of the package list inside it. None on the host."""
+    if digest := os.environ.get("SPARKGPT_IMAGE_DIGEST"):
+        return digest
+    if IMAGE_LIST.is_file():
+        return f"sha256:{hashlib.sha256(IMAGE_LIST.read_bytes()).hexdigest()}"
+    return None
 
 
 def versions() -> dict[str, str]:
@@ -92,9 +123,9 @@ def describe(device: torch.device) -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "tree": tree_state(),
-        "code": {"train": code_digest("train")},
+        "code": {stage: code_digest(stage) for stage in ENTRIES},
         "lock": hashlib.sha256(lock.read_bytes()).hexdigest() if lock.exists() else None,
-        "image": None,
+        "image": image_digest(),
         "versions": versions(),
         "platform": platform_state(),
         "device": device_state(device),

@@ -15,6 +15,7 @@ FLOORS = (
     ("checkpoint", "distributed", "guard", "metrics", "provenance"),
     ("train", "evaluate", "generate", "autotune", "coordinates", "export"),
     ("report",),
+    ("pipeline",),
     ("cli", "__main__"),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -65,11 +65,6 @@ class Launch:
         """`count` GPUs as a resource, where the profile computes on any."""
         return {"gpu": count} if self.gpus else {}
 
-    @property
-    def values(self) -> dict[str, str]:
-        """What the weights follow from. Nothing for one rank: such runs are called as ever."""
-        return {} if self.ranks == 1 else {"ranks": str(self.ranks)}
-
 
 def launch_of(config: Mapping[str, Any]) -> Launch:
     """How a checked configuration starts its runs. UserError when it can't be."""

@@ -1,24 +1,25 @@
 """`sparkgpt archive VERSION`: a profile's records, tables and plots become a published version.
 
-No weights are copied. A version appears whole, is never overwritten, holds no path of the machine
-that made it, and lists the sha256 of every file in SHA256SUMS (the format of `sha256sum -c`).
+A version appears whole, is never overwritten, holds no path of the machine that made it, and lists
+the sha256 of every file in SHA256SUMS (the format of `sha256sum -c`). It holds what is needed to
+check it without this project: the pins of data and libraries, the package list, and the digests of
+the weights, which themselves go beside it (`--weights`). docs/release.md tells the layout.
 """
 
 import re
-import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from sparkgpt.errors import UserError
-from sparkgpt.files import read_json, replacing_directory, sha256_file
+from sparkgpt.files import read_json, replacing_directory, sha256_file, write_text
 from sparkgpt.flags import Parser
-from sparkgpt.report.records import CHECK_FILES, RECORD_FILES, Row, Run, load_runs, read_rows
+from sparkgpt.report import readme
+from sparkgpt.report.contents import copy_pins, copy_records, copy_text
+from sparkgpt.report.pack import WEIGHTS, WEIGHTS_SUMS, check_size, copy_weights, pack, weights_sums
+from sparkgpt.report.records import CHECK_FILES, Row, Run, load_runs, read_rows
 
-REPORT_FILES = ("compare.json", "tables.md", "tables.json")
-# An absolute path of two or more parts that is not the tail of a word, a URL or a relative path.
-ABSOLUTE = re.compile(r"(?<![\w./:~-])/(?:[\w.@+~-]+/)+[\w.@+~-]*")
-# Paths that are the same on every Linux machine say nothing about this one.
-COMMON = ("/usr/", "/dev/", "/proc/", "/bin/", "/lib/", "/lib64/")
+REQUIRED = ("compare.json", "tables.md", "index.html")
 
 
 def main(argv: list[str]) -> int:
@@ -27,39 +28,66 @@ def main(argv: list[str]) -> int:
     if not re.fullmatch(r"v\d+(\.\d+)*", arguments.version):
         raise UserError(f"version {arguments.version!r}: write it as v0.1.0")
     target = Path(arguments.out) / arguments.version
-    if target.exists():
+    if target.exists() and not arguments.pack:
         raise UserError(f"{target} is already published; choose another version")
-    records = Path(arguments.records)
-    rows = read_rows(arguments.rows) if arguments.rows else None
-    runs = load_runs(records, rows)
-    check_complete(records, runs, rows or [])
-    with replacing_directory(target) as folder:
-        _copy_main(records, runs, folder, arguments.rows)
-        for name, source in map(_named, arguments.extra):
-            _copy_extra(source, folder / "extra" / name)
-        for name, rows in map(_named, arguments.planned):
-            _copy(rows, folder / "extra" / name / "rows.tsv")
-        write_sums(folder)
-    print(f"published {len(runs)} runs as {target}", file=sys.stderr)
+    if not target.exists():
+        _publish(arguments, target)
+    if arguments.pack:
+        check_sums(target)
+        pack(target, Path(arguments.pack))
+        print(f"packed {target} as {arguments.pack}", file=sys.stderr)
     return 0
+
+
+def _publish(arguments: Any, target: Path) -> None:
+    records = Path(arguments.records)
+    config = Path(arguments.config or f"workflow/config/{records.name}.yaml")
+    table = Path(arguments.rows or config.with_name(f"{config.stem}.runs.tsv"))
+    rows = read_rows(table)
+    runs = load_runs(records, rows)
+    check_complete(records, runs, rows)
+    extra = {name: source for name, source in map(_named, arguments.extra)}
+    others = [run for source in extra.values() for run in load_runs(_folder(source))]
+    check_different([*runs, *others])
+    if arguments.weights:
+        copy_weights([*runs, *others], Path(arguments.weights))
+    with replacing_directory(target) as folder:
+        copy_records(records, runs, folder)
+        copy_text(table, folder / "rows.tsv")
+        for name, source in extra.items():
+            copy_records(source, load_runs(source), folder / "extra" / name)
+            own = config.with_name(f"{config.stem}.{name}.tsv")
+            if own.is_file():
+                copy_text(own, folder / "extra" / name / "rows.tsv")
+        for name, planned in map(_named, arguments.planned):
+            copy_text(planned, folder / "extra" / name / "rows.tsv")
+        copy_pins(records, runs, folder, config, Path(arguments.requirements))
+        write_text(folder / WEIGHTS_SUMS, weights_sums([*runs, *others]))
+        write_sums(folder)
+        size = check_size(folder)
+    print(f"published {len(runs)} runs as {target}, {size:,} bytes", file=sys.stderr)
+    changes = Path(arguments.changes)
+    if changes.is_file():
+        readme.fill_entry(changes, target)
+        print(f"{changes}: the figures of {arguments.version}", file=sys.stderr)
+    print("next: `sparkgpt tables --write`, and commit", file=sys.stderr)
 
 
 def check_complete(records: Path, runs: list[Run], rows: list[Row]) -> None:
     """UserError unless the runs are worth publishing: all there, checked, and all different."""
+    if not runs:
+        raise UserError(f"{records} holds no runs to publish; run the pipeline first")
     made = {(run.row, run.seed) for run in runs}
     for name, seed in [(row.name, seed) for row in rows for seed in row.seeds]:
         if (name, seed) not in made:
             raise UserError(f"{records / 'runs'} has no run {name}-s{seed}; run the pipeline first")
-    if not runs:
-        raise UserError(f"{records} holds no runs to publish; run the pipeline first")
-    for name in REPORT_FILES[:2]:
+    for name in REQUIRED:
         if not (records / name).is_file():
             raise UserError(f"{records / name} is missing; run the pipeline to its end first")
     if not list((records / "plots").glob("*.svg")):
         raise UserError(f"{records / 'plots'} holds no plots; run the pipeline to its end first")
     for run in runs:
         _check_run(run)
-    check_different(runs)
 
 
 def check_different(runs: list[Run]) -> None:
@@ -67,6 +95,8 @@ def check_different(runs: list[Run]) -> None:
     seen: dict[str, Run] = {}
     for run in runs:
         digest = run.summary.weights_sha256
+        if digest is None:
+            raise UserError(f"{run.path} has no weights; run it with --save-final")
         if digest in seen:
             raise UserError(
                 f"{seen[digest].path} and {run.path} have the same weights ({digest}); "
@@ -102,64 +132,21 @@ def _check_run(run: Run) -> None:
                 f"{run.path}: its export failed the {check.library} check; not published"
             )
     read_json(run.path / "config.json")
-    if run.summary.weights_sha256 is None:
-        raise UserError(f"{run.path} has no weights; run it with --save-final")
     if run.provenance.get("weights_sha256") != run.summary.weights_sha256:
         raise UserError(
             f"{run.path}: run.json and summary.json name different weights; run it again"
         )
-    weights = run.path / "model_final.safetensors"
+    weights = run.path / WEIGHTS
     if weights.is_file() and sha256_file(weights) != run.summary.weights_sha256:
         raise UserError(f"{weights} is not the file that summary.json names; run it again")
     if not run.metrics.val:
         raise UserError(f"{run.path / 'metrics.jsonl'} has no validation; run it with --val-path")
 
 
-def _copy_main(records: Path, runs: list[Run], folder: Path, rows: str | None) -> None:
-    for run in runs:
-        _copy_run(run.path, folder / "runs" / run.summary.run)
-    for name in REPORT_FILES:
-        if (records / name).is_file():
-            _copy(records / name, folder / name)
-    for plot in sorted((records / "plots").glob("*.svg")):
-        _copy(plot, folder / "plots" / plot.name)
-    if rows:
-        _copy(Path(rows), folder / "rows.tsv")
-
-
-def _copy_extra(source: Path, folder: Path) -> None:
-    """Further records, such as a sweep: its runs, tables and plots."""
-    if not source.is_dir():
-        raise UserError(f"--extra: {source} is not a folder")
-    for run in load_runs(source):
-        _copy_run(run.path, folder / "runs" / run.summary.run)
-    for pattern in ("*.json", "*.md", "*.tsv", "plots/*.svg"):
-        for path in sorted(source.glob(pattern)):
-            _copy(path, folder / path.relative_to(source))
-
-
-def _copy_run(source: Path, folder: Path) -> None:
-    for name in (*RECORD_FILES, *CHECK_FILES):
-        if (source / name).is_file():
-            _copy(source / name, folder / name)
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy a text. Paths below the checkout become relative; any other absolute one is refused."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    text = source.read_text(encoding="utf-8")
-    relative = re.sub(rf"(?<![\w./:~-]){re.escape(str(Path.cwd()))}/", "", text)
-    found = [path for path in ABSOLUTE.findall(relative) if not path.startswith(COMMON)]
-    if found and source.suffix != ".svg":
-        raise UserError(
-            f"{source} holds the path {found[0]} of this machine; run inside the checkout with "
-            "relative paths, then publish"
-        )
-    if relative == text:
-        shutil.copyfile(source, target)
-        return
-    print(f"{source}: paths of the checkout made relative", file=sys.stderr)
-    target.write_text(relative, encoding="utf-8")
+def _folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise UserError(f"--extra: {path} is not a folder")
+    return path
 
 
 def _named(text: str) -> tuple[str, Path]:
@@ -174,7 +161,7 @@ def _parser() -> Parser:
     parser.add_argument("version", help="such as v0.1.0")
     parser.add_argument("--records", default="results/cpu", help="records to publish")
     parser.add_argument("--out", default="results", help="folder of published versions")
-    parser.add_argument("--rows", help="runs table (TSV) that names and orders the rows")
+    parser.add_argument("--rows", help="runs table (TSV) of these records (default: the profile's)")
     parser.add_argument(
         "--extra",
         action="append",
@@ -188,5 +175,12 @@ def _parser() -> Parser:
         default=[],
         metavar="NAME=TSV",
         help="runs table whose rows are listed, measured or not, in extra/NAME/rows.tsv",
+    )
+    parser.add_argument("--config", help="the profile (default: workflow/config/<records>.yaml)")
+    parser.add_argument("--requirements", default="requirements", help="folder of the lock files")
+    parser.add_argument("--changes", default="CHANGES.md", help="changelog to fill, if it is there")
+    parser.add_argument("--weights", metavar="DIR", help="copy all weights there, outside git")
+    parser.add_argument(
+        "--pack", metavar="FILE", help="the version as a .tar.gz too, also one published before"
     )
     return parser

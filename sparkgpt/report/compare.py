@@ -1,155 +1,88 @@
-"""`sparkgpt compare`: rows of matched runs, paired by seed.
-
-Runs are matched when they trained on the same documents in the same order for as many tokens and
-were validated on the same text; anything else is refused, since its difference would mean nothing.
-"""
+"""`sparkgpt compare`: two rows of a runs table, or one row at two revisions, paired by seed."""
 
 import json
-import math
-from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 from sparkgpt.errors import UserError
 from sparkgpt.files import write_json
 from sparkgpt.flags import Parser
-from sparkgpt.report import cells
-from sparkgpt.report.records import Run, load_runs, of_row
-from sparkgpt.report.statistics import CONFIDENCE, Paired, paired, verdict
-
-# Equal over all runs of a comparison, and equal within each pair of one seed.
-SHARED = {
-    "train_digest": "training data",
-    "val_digest": "held-out data",
-    "val_tokens": "held-out tokens",
-}
-PER_SEED = {"stream_digest": "order of the training data", "real_tokens": "tokens trained on"}
+from sparkgpt.report.matched import comparison, matched_table
+from sparkgpt.report.records import Run, load_runs
 
 
 def main(argv: list[str]) -> int:
-    """Compare the named pairs of rows. UserError when runs are missing or not matched."""
-    arguments = _parser().parse_args(argv)
-    runs = load_runs(arguments.records)
-    pairs = [compare_rows(runs, *_pair(text)) for text in arguments.pair]
-    result = {"schema": 1, "confidence": CONFIDENCE, "unit": "nats per target", "pairs": pairs}
-    if arguments.out:
-        write_json(arguments.out, result)
+    """Compare the named rows. UserError when runs are missing or not matched."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.base:
+        if arguments.pair or arguments.records or len(arguments.rows) != 1:
+            parser.error("--base REV takes one ROW of the profile's runs tables, and no records")
+        from sparkgpt.report.revisions import compare_revisions
+
+        result = compare_revisions(arguments)
+    else:
+        pairs = [_pair(text) for text in [*arguments.pair, *_positional(arguments.rows)]]
+        if not pairs:
+            parser.error("name two rows, as `compare dense adamw`, or --pair A:B")
+        records = arguments.records or _all_records(Path("results", arguments.profile))
+        result = comparison(_runs(records), pairs)
+        if arguments.out:
+            write_json(arguments.out, result)
     print(json.dumps(result) if arguments.json else matched_table(result))
     return 0
 
 
-def compare_rows(runs: Sequence[Run], a: str, b: str) -> dict[str, Any]:
-    """Compare rows `a` and `b` by final held-out loss, a - b, one pair for each common seed."""
-    runs_a = {run.seed: run for run in of_row(runs, a)}
-    runs_b = {run.seed: run for run in of_row(runs, b)}
-    seeds = sorted(runs_a.keys() & runs_b.keys())
-    if not seeds:
-        raise UserError(
-            f"rows {a!r} (seeds {sorted(runs_a)}) and {b!r} (seeds {sorted(runs_b)}) have no seed "
-            "in common; run both rows with the same seeds"
-        )
-    for seed in seeds:
-        _check_matched(runs_a[seed], runs_b[seed], SHARED | PER_SEED)
-        _check_matched(runs_a[seeds[0]], runs_a[seed], SHARED)
-    losses_a = {seed: _final_loss(runs_a[seed]) for seed in seeds}
-    losses_b = {seed: _final_loss(runs_b[seed]) for seed in seeds}
-    result = paired(losses_a, losses_b)
-    return {
-        "a": a,
-        "b": b,
-        "losses_a": _by_seed(losses_a),
-        "losses_b": _by_seed(losses_b),
-        "unpaired": sorted(
-            run.summary.run for run in [*runs_a.values(), *runs_b.values()] if run.seed not in seeds
-        ),
-        **_as_json(result),
-        "verdict": verdict(a, b, result),
-        "curve": _curve([(runs_a[seed], runs_b[seed]) for seed in seeds]),
-        "matched": {name: getattr(runs_a[seeds[0]].summary, name) for name in SHARED},
-    }
+def _positional(rows: list[str]) -> list[str]:
+    return [":".join(rows)] if rows else []
 
 
-def matched_table(comparison: dict[str, Any]) -> str:
-    """The matched runs as Markdown, from the content of compare.json."""
-    header = ["pair", "difference of each seed", "mean", "95 % interval", "n", "wins", "verdict"]
-    rows = []
-    for pair in comparison["pairs"]:
-        each = (f"s{seed} {value:+.4f}" for seed, value in pair["differences"].items())
-        rows.append(
-            [
-                cells.text(f"{pair['a']} - {pair['b']}"),
-                ", ".join(each),
-                cells.signed(pair["mean"]),
-                cells.interval(pair["interval"]),
-                str(pair["n"]),
-                f"{pair['wins_a']} : {pair['wins_b']}",
-                cells.text(pair["verdict"]),
-            ]
-        )
-    return cells.table(header, rows)
+def _runs(folders: list[str]) -> list[Run]:
+    """The runs of several records folders, in which each run has one place."""
+    found: dict[str, Run] = {}
+    for run in [run for folder in folders for run in load_runs(folder)]:
+        other = found.setdefault(run.summary.run, run)
+        if other is not run:
+            raise UserError(f"{other.path} and {run.path} are two runs of one name; name --records")
+    return list(found.values())
 
 
-def _curve(pairs: Sequence[tuple[Run, Run]]) -> list[dict[str, Any]]:
-    """The paired differences at each validation that all of the runs have."""
-    losses = [tuple(run.metrics.series("val", "val/loss") for run in pair) for pair in pairs]
-    common = set.intersection(*(set(curve) for pair in losses for curve in pair))
-    points = []
-    for step in sorted(common):
-        at_a = {pair[0].seed: curves[0][step] for pair, curves in zip(pairs, losses, strict=True)}
-        at_b = {pair[0].seed: curves[1][step] for pair, curves in zip(pairs, losses, strict=True)}
-        points.append({"step": step, **_as_json(paired(at_a, at_b))})
-    return points
-
-
-def _as_json(result: Paired) -> dict[str, Any]:
-    return {
-        "differences": _by_seed(result.differences),
-        "n": result.pairs,
-        "mean": result.mean,
-        "interval": result.interval,
-        "wins_a": result.wins_a,
-        "wins_b": result.wins_b,
-    }
-
-
-def _by_seed(values: dict[int, float]) -> dict[str, float]:
-    return {str(seed): value for seed, value in values.items()}
-
-
-def _check_matched(a: Run, b: Run, names: dict[str, str]) -> None:
-    for name, meaning in names.items():
-        value_a, value_b = getattr(a.summary, name), getattr(b.summary, name)
-        if value_a != value_b:
-            raise UserError(
-                f"{a.summary.run} and {b.summary.run} are not matched: {meaning} ({name}) is "
-                f"{value_a} in {a.path}, {value_b} in {b.path}; run both on the same data"
-            )
-
-
-def _final_loss(run: Run) -> float:
-    loss = run.summary.final_val_loss
-    if loss is None or not math.isfinite(loss):
-        raise UserError(
-            f"{run.path / 'summary.json'} has final_val_loss {loss}: nothing to compare; "
-            "run it with --val-path, and look at its curve if the loss is not finite"
-        )
-    return loss
+def _all_records(profile: Path) -> list[str]:
+    """The records folders of a profile: its own, and those of its further runs tables."""
+    folders = [path.parent for path in [profile / "runs", *sorted(profile.glob("*/runs"))]]
+    found = [str(folder) for folder in folders if (folder / "runs").is_dir()]
+    if not found:
+        raise UserError(f"{profile} holds no runs; run the pipeline first, or name --records")
+    return found
 
 
 def _pair(text: str) -> tuple[str, str]:
     a, colon, b = text.partition(":")
-    if not (a and colon and b) or a == b:
-        raise UserError(f"--pair {text!r}: name two different rows, as dense:adamw")
+    if not (a and colon and b) or a == b or ":" in b:
+        raise UserError(f"pair {text!r}: name two different rows, as dense:adamw")
     return a, b
 
 
 def _parser() -> Parser:
     parser = Parser(
-        prog="sparkgpt compare", description="Compare rows of matched runs, paired by seed."
+        prog="sparkgpt compare",
+        description="Compare rows of matched runs, paired by seed: `compare dense adamw`. With "
+        "--base, train one row by this tree and by another revision, and compare the two.",
     )
-    parser.add_argument("--records", required=True, help="folder that holds runs/")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="two rows, or one with --base")
+    parser.add_argument("--profile", default="cpu", help="whose runs, rows and data")
     parser.add_argument(
-        "--pair", action="append", required=True, metavar="A:B", help="rows to compare, A - B"
+        "--records",
+        action="append",
+        help="folder that holds runs/, also several (default: all of results/<profile>)",
     )
-    parser.add_argument("--out", help="write the comparison to this JSON file")
+    parser.add_argument(
+        "--pair", action="append", default=[], metavar="A:B", help="rows to compare, A - B"
+    )
+    parser.add_argument("--out", help="JSON file to write; with --base, the records folder")
     parser.add_argument("--json", action="store_true", help="print it as one JSON object")
+    base = parser.add_argument_group("one row at two revisions")
+    base.add_argument("--base", metavar="REV", help="the other revision: a commit, tag or branch")
+    base.add_argument("--seeds", default="0,1,2,3,4", help="one pair of runs for each")
+    base.add_argument("--threads", type=int, help="of each run (default: all cores)")
+    base.add_argument("--flags", default="", help="flags of `train` on top of the row's, in both")
     return parser

@@ -2,10 +2,22 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from sparkgpt.report.records import Run, of_row
+from sparkgpt.report.panels import (
+    bins,
+    draw_curves,
+    draw_difference,
+    draw_legend,
+    draw_load_maps,
+    last_load,
+    thousands,
+    tokens_axis,
+    values_of,
+    zoom,
+)
+from sparkgpt.report.records import of_row
 from sparkgpt.report.render import Report
 from sparkgpt.report.theme import LIGHT, note, style
 
@@ -13,35 +25,45 @@ from sparkgpt.report.theme import LIGHT, note, style
 def loss(figure, report: Report) -> None:
     """Training and held-out loss over real tokens, one colour a row, single seeds thin."""
     train, val = figure.subplots(1, 2)
-    _curves(train, report, "train", "train/loss")
-    _curves(val, report, "val", "val/loss")
+    draw_curves(train, report, "train", "train/loss")
+    draw_curves(val, report, "val", "val/loss")
     train.set(title="Training loss", ylabel="nats per target")
     val.set_title("Held-out loss, last three quarters")
-    _tokens_axis(train, val)
-    _zoom(train, _values(report, "train", "train/loss"))
+    tokens_axis(train, val)
+    zoom(train, values_of(report, "train", "train/loss"))
     # The first drop is the same for all and would flatten what tells the rows apart.
-    _zoom(val, _values(report, "val", "val/loss", start=0.25))
-    _legend(figure, train)
+    zoom(val, values_of(report, "val", "val/loss", start=0.25))
+    draw_legend(figure, train)
 
 
 def lr(figure, report: Report) -> None:
     """Learning rates over steps."""
     muon, adamw = figure.subplots(1, 2)
-    _curves(muon, report, "train", "lr/muon", by_step=True)
-    _curves(adamw, report, "train", "lr/adamw", by_step=True)
+    draw_curves(muon, report, "train", "lr/muon", by_step=True)
+    draw_curves(adamw, report, "train", "lr/adamw", by_step=True)
     muon.set(title="Muon", ylabel="learning rate", xlabel="step", ylim=(0, None))
     adamw.set(title="AdamW", xlabel="step", ylim=(0, None))
-    _legend(figure, adamw)
+    draw_legend(figure, adamw)
 
 
 def utilization(figure, report: Report) -> None:
-    """The share of each window that holds real tokens."""
-    axes = figure.subplots()
-    _curves(axes, report, "train", "utilization", scale=100)
-    axes.set(title="Packing utilisation", ylabel="real tokens, % of the window")
-    axes.set_ylim(top=100)
-    _tokens_axis(axes)
-    _legend(figure, axes)
+    """The share of each window that holds real tokens: over training, and how it is spread."""
+    curve, spread = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    draw_curves(curve, report, "train", "utilization", scale=100)
+    curve.set(title="Packing utilisation", ylabel="real tokens, % of the window")
+    curve.set_ylim(top=100)
+    tokens_axis(curve)
+    edges = bins([100 * value for value in values_of(report, "train", "utilization")])
+    for index, row in enumerate(report.rows):
+        curves = [
+            run.metrics.series("train", "utilization") for run in of_row(report.runs, row.name)
+        ]
+        values = [100 * value for curve in curves for value in curve.values()]
+        shares = [1 / len(values) for _ in values]
+        spread.hist(values, edges, weights=shares, histtype="step", orientation="horizontal",
+                    linewidth=1.8, **style(index))  # fmt: skip
+    spread.set(title="Histogram", xlabel="share of the logged steps")
+    draw_legend(figure, curve)
 
 
 def throughput(figure, report: Report) -> None:
@@ -72,7 +94,7 @@ def throughput(figure, report: Report) -> None:
     axes.grid(visible=False, axis="y")
     axes.margins(x=0.28)
     axes.set_xlim(left=0)
-    _thousands(axes.xaxis)
+    thousands(axes.xaxis)
 
 
 def matched(figure, report: Report) -> None:
@@ -81,13 +103,16 @@ def matched(figure, report: Report) -> None:
     if not pairs:
         note(figure, "No matched runs: nothing compared")
         return
+    verdicts = [
+        textwrap.fill(f"{pair['verdict']} (n = {pair['n']})", 80 // len(pairs)) for pair in pairs
+    ]
+    lines = max(len(verdict.splitlines()) for verdict in verdicts)
     for index, (axes, pair) in enumerate(
         zip(figure.subplots(1, len(pairs), squeeze=False)[0], pairs, strict=True)
     ):
-        _difference(axes, pair, style(index)["color"])
-        verdict = textwrap.fill(f"{pair['verdict']} (n = {pair['n']})", 80 // len(pairs))
-        axes.set_title(f"{pair['a']} - {pair['b']}", pad=10 + 12 * len(verdict.splitlines()))
-        axes.text(0, 1.03, verdict, transform=axes.transAxes, fontsize=9)
+        draw_difference(axes, pair, style(index)["color"])
+        axes.set_title(f"{pair['a']} - {pair['b']}", pad=10 + 12 * lines)
+        axes.text(0, 1.03, verdicts[index], transform=axes.transAxes, fontsize=9)
         axes.set_xlabel("step (shaded: 95 % interval)" if pair["interval"] else "step")
         if index == 0:
             axes.set_ylabel("difference of held-out loss, nats")
@@ -101,13 +126,13 @@ def router(figure, report: Report) -> None:
         return
     top, bottom = figure.subfigures(2, 1)
     spread, entropy = top.subplots(1, 2)
-    _curves(spread, report, "train", "router/cv", by_step=True)
-    _curves(entropy, report, "train", "router/entropy", by_step=True)
-    experts = len(_last_load(runs[0])[0])
+    draw_curves(spread, report, "train", "router/cv", by_step=True)
+    draw_curves(entropy, report, "train", "router/entropy", by_step=True)
+    experts = len(last_load(runs[0])[0])
     entropy.axhline(math.log(experts), color=LIGHT["ink"], linewidth=1, linestyle=":")
     spread.set(title="Spread of load (CV)", xlabel="step", ylabel="std / mean", ylim=(0, None))
     entropy.set(title=f"Router entropy (dotted: ln {experts})", xlabel="step", ylabel="nats")
-    _load_maps(bottom, runs)
+    draw_load_maps(bottom, runs)
 
 
 def coordinates(figure, report: Report) -> None:
@@ -138,98 +163,3 @@ FIGURES: dict[str, tuple[Callable[[Any, Report], None], tuple[float, float]]] = 
     "utilization": (utilization, (8.2, 3.4)),
     "coordinates": (coordinates, (9.2, 4.6)),
 }
-
-
-def mean_curve(curves: list[dict[int, float]]) -> dict[int, float]:
-    """The mean over seeds at the points that all of them have."""
-    common = sorted(set.intersection(*(set(curve) for curve in curves)))
-    return {x: sum(curve[x] for curve in curves) / len(curves) for x in common}
-
-
-def _curves(axes, report: Report, kind: str, key: str, by_step=False, scale=1.0) -> None:
-    for index, row in enumerate(report.rows):
-        runs = of_row(report.runs, row.name)
-        curves = [run.metrics.series(kind, key) for run in runs]
-        curves = [{x: y * scale for x, y in curve.items()} for curve in curves if curve]
-        if not curves:
-            continue
-        tokens = {} if by_step else runs[0].metrics.series(kind, "real_tokens")
-        place = lambda steps, tokens=tokens: [tokens.get(step, step) for step in steps]
-        for curve in curves if len(curves) > 1 else []:
-            axes.plot(place(curve), curve.values(), alpha=0.45, linewidth=0.7, **style(index))
-        mean = mean_curve(curves)
-        axes.plot(place(mean), mean.values(), linewidth=1.8, label=row.label, **style(index))
-
-
-def _difference(axes, pair: dict[str, Any], color: str) -> None:
-    curve = pair["curve"]
-    steps = [point["step"] for point in curve]
-    for seed in pair["differences"]:
-        values = [point["differences"][seed] for point in curve]
-        axes.plot(steps, values, color=color, alpha=0.55, linewidth=0.9)
-    axes.plot(steps, [point["mean"] for point in curve], color=color, linewidth=2)
-    axes.axhline(0, color=LIGHT["ink"], linewidth=1, zorder=1)
-    values = [value for point in curve for value in point["differences"].values()]
-    _zoom(axes, [*values, 0.0])
-    if pair["interval"]:
-        low, high = zip(*(point["interval"] for point in curve), strict=True)
-        # Two seeds give bands far wider than the curves: the frame follows the curves.
-        axes.fill_between(steps, low, high, color=color, alpha=0.18, linewidth=0)
-
-
-def _load_maps(figure, runs: list[Run]) -> None:
-    """The load of each expert in each sparse layer at each run's last step; 1 is its even share."""
-    panels = figure.subplots(1, len(runs), squeeze=False)[0]
-    loads = [[[e * len(x) / sum(x) for e in x] for x in _last_load(run)] for run in runs]
-    top = max(2.0, *(load for run in loads for layer in run for load in layer))
-    for axes, run, load in zip(panels, runs, loads, strict=True):
-        # pcolormesh, not imshow: an image would be embedded as a raster.
-        mesh = axes.pcolormesh(load, cmap="cividis", vmin=0, vmax=top)
-        # More steps than this, and matplotlib writes the colour bar as a raster as well.
-        mesh.set_cmap(mesh.get_cmap().resampled(24))
-        axes.set(title=f"Load, {run.summary.run}", xlabel="expert")
-        axes.set_xticks([i + 0.5 for i in range(len(load[0]))], range(len(load[0])))
-        axes.set_yticks([i + 0.5 for i in range(len(load))], range(len(load)))
-        axes.grid(visible=False)
-        axes.invert_yaxis()
-    panels[0].set_ylabel("sparse layer")
-    figure.colorbar(mesh, ax=list(panels), label="load (1: even)")
-
-
-def _last_load(run: Run) -> list[list[float]]:
-    loads = run.metrics.series("train", "router/load")
-    return loads[max(loads)]
-
-
-def _values(report: Report, kind: str, key: str, start: float = 0.0) -> list[float]:
-    """The values of all runs from the share `start` of their steps on."""
-    curves = [run.metrics.series(kind, key) for run in report.runs]
-    return [y for curve in curves for x, y in curve.items() if x >= start * max(curve)]
-
-
-def _zoom(axes, values: Iterable[float]) -> None:
-    """Limits that hold the finite values with a margin, whatever else is drawn."""
-    finite = [value for value in values if math.isfinite(value)]
-    if finite:
-        margin = 0.08 * (max(finite) - min(finite)) or 0.01
-        axes.set_ylim(min(finite) - margin, max(finite) + margin)
-
-
-def _tokens_axis(*panels) -> None:
-    for axes in panels:
-        axes.set_xlabel("real tokens trained on")
-        axes.set_xlim(left=0)
-        _thousands(axes.xaxis)
-
-
-def _thousands(axis) -> None:
-    from matplotlib.ticker import EngFormatter, MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(6))
-    axis.set_major_formatter(EngFormatter(sep=""))
-
-
-def _legend(figure, axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sparkgpt.errors import UserError
+from sparkgpt.files import write_text
 from sparkgpt.report import cells, render
 
 MARKER = re.compile(
@@ -63,6 +64,34 @@ def replaced(text: str, blocks: dict[str, tuple[str, str]]) -> str:
         head, _, rest = text.partition(begin)
         text = head + begin + should + end + rest.partition(end)[2]
     return text
+
+
+def fill_entry(changes: Path, version: Path) -> None:
+    """Bring the figures of a published version into its entry of the changelog, made if it is
+    missing, with its block if that is. UserError as in `rendered`."""
+    text = changes.read_text(encoding="utf-8")
+    block = f"summary@{version.name}"
+    if f"<!-- tables:{block}:begin -->" not in text:
+        text = _with_block(text, version.name, block)
+        write_text(changes, text)
+    text, blocks = rendered(changes, version.parent)
+    write_text(changes, replaced(text, {block: blocks[block]}))
+
+
+def _with_block(text: str, version: str, block: str) -> str:
+    """The changelog with an empty block at the end of a version's entry; entries begin with ##."""
+    marks = (
+        "Held-out loss, in nats and bits per target:\n\n"
+        f"<!-- tables:{block}:begin -->\n<!-- tables:{block}:end -->\n"
+    )
+    heads = list(re.finditer(r"^## .*$", text, re.M))
+    place = [head.group().split()[1:2] for head in heads]
+    if [version] not in place:
+        start = heads[0].start() if heads else len(text)
+        return f"{text[:start]}## {version}\n\n{marks}\n{text[start:]}".rstrip("\n") + "\n"
+    following = heads[place.index([version]) + 1 :]
+    end = following[0].start() if following else len(text)
+    return f"{text[:end].rstrip()}\n\n{marks}\n{text[end:]}".rstrip("\n") + "\n"
 
 
 def _pairs(document: Path, text: str) -> list[tuple[re.Match, re.Match]]:

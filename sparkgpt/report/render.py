@@ -10,7 +10,7 @@ from typing import Any
 
 from sparkgpt.files import read_json
 from sparkgpt.report import cells
-from sparkgpt.report.compare import matched_table
+from sparkgpt.report.matched import matched_table
 from sparkgpt.report.records import Row, Run, load_runs, of_row, one_value, read_rows, rows_of
 
 MEANS = (

@@ -22,7 +22,8 @@ def check_code(expected: str) -> None:
     if expected and expected != found:
         raise UserError(
             f"the training code changed since this run was scheduled: expected {expected}, found "
-            f"{found}; restore the tree, or start the pipeline again so that it schedules this code"
+            f"{found}; restore the tree, or start the pipeline again so that it schedules this "
+            "code; `sparkgpt accept` comes first if the change alters no result"
         )
 
 

@@ -25,7 +25,7 @@ FREE = {
     "train_path", "val_path", "run_name", "out_dir", "max_train_steps", "log_every", "save_every",
     "keep_last", "save_final", "hf_export", "resume", "device", "threads", "compile",
     "attention_backend", "autotune", "ddp_timeout_seconds", "expect_code", "publish", "attempt",
-    "on_bad_step",
+    "on_bad_step", "code_as",
     "wandb", "wandb_project", "wandb_entity", "wandb_run_name", "wandb_tags",
 }  # fmt: skip
 
@@ -136,7 +136,7 @@ def fingerprint(
     values = dataclasses.asdict(model)
     values |= {k: v for k, v in dataclasses.asdict(train).items() if k not in FREE}
     values |= {"data_seed": train.order_seed, "world_size": world}
-    values |= {"schedule_steps": schedule_steps, "code": code_digest("train")}
+    values |= {"schedule_steps": schedule_steps, "code": train.code_as or code_digest("train")}
     values |= {"train_digest": data["train"]["digest"], "stream_digest": data["stream"]}
     values["val_digest"] = data["val"]["digest"] if data["val"] else None
     return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}

@@ -16,6 +16,7 @@ import yaml
 from sparkgpt.fingerprint import ROOT
 
 PARTS = ("Snakefile", "profiles", "requirements", "sparkgpt", "workflow")
+PUBLISHED = ("README.md", "CHANGES.md", *(f"results/{p.name}" for p in ROOT.glob("results/v*")))
 WORDS = "the pipeline trains a small model on whole documents and then checks every export".split()
 
 
@@ -35,7 +36,8 @@ class Project:
 
     def __init__(self, root: Path):
         self.root = root
-        for part in PARTS:
+        for part in (*PARTS, *PUBLISHED):
+            (root / part).parent.mkdir(exist_ok=True)
             copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copyfile
             copy(ROOT / part, root / part)
 
@@ -61,6 +63,18 @@ class Project:
         found = dict(line.split() for line in table[1].splitlines()) if table else {}
         return {rule: int(count) for rule, count in found.items() if rule != "all"}
 
+    def sparkgpt(self, *arguments):
+        """Run a command of this checkout; returns (exit code, stdout, stderr)."""
+        command = [sys.executable, "-m", "sparkgpt", *arguments]
+        done = subprocess.run(command, cwd=self.root, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    def why(self, *arguments):
+        """The report of `sparkgpt why --json`."""
+        code, output, error = self.sparkgpt("why", *arguments, "--profile", "tiny", "--json")
+        assert code == 0, error
+        return json.loads(output)
+
     def edit(self, path, text="\n# edited\n"):
         file = self.root / path
         file.write_text(file.read_text() + text)
@@ -83,6 +97,18 @@ def fresh(tmp_path):
 def built(tmp_path_factory):
     """A checkout in which the profile `tiny` ran from end to end."""
     project = Project(tmp_path_factory.mktemp("project"))
+    documents_source(project, train={"target-tokens": 12000, "save-every": 2})
+    spy = project.root / "spy"
+    spy.mkdir()
+    (spy / "sitecustomize.py").write_text(SPY.format(folder=str(spy)))
+    project.first_jobs = project.run(PYTHONPATH=str(spy))
+    project.imported = [json.loads(path.read_text()) for path in spy.glob("*.json")]
+    return project
+
+
+def documents_source(project, train):
+    """Configure the profile `tiny`: synthetic documents, and flags of training over those of
+    `smoke`."""
     source = project.root / "documents.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents()))
     digest = hashlib.sha256(source.read_bytes()).hexdigest()
@@ -92,14 +118,8 @@ def built(tmp_path_factory):
         "tiny",
         sources={"train": {"name": "file", "file": source.name, "flags": flags}},
         prepare={"format": "jsonl", "max-document-bytes": 1023, "val-bytes": 2000, "seed": 0},
-        train=smoke["train"] | {"target-tokens": 12000, "save-every": 2},
+        train=smoke["train"] | train,
     )
-    spy = project.root / "spy"
-    spy.mkdir()
-    (spy / "sitecustomize.py").write_text(SPY.format(folder=str(spy)))
-    project.first_jobs = project.run(PYTHONPATH=str(spy))
-    project.imported = [json.loads(path.read_text()) for path in spy.glob("*.json")]
-    return project
 
 
 def documents(count=60):

@@ -28,7 +28,7 @@ def threads_of(launch: Launch, threads: int) -> int:
 def test_one_process_is_called_as_ever():
     alone = Launch()
     assert alone.command == "python -m sparkgpt.train"
-    assert alone.values == alone.resources == {}
+    assert alone.resources == {}
     assert threads_of(alone, 20) == 20
     assert Launch(nodes=1).command == alone.command  # the plugin's own srun starts it
 
@@ -49,10 +49,6 @@ def test_ranks_on_nodes_are_tasks_of_one_job():
     assert threads_of(launch, 6) == 6
     assert launch.resources["nodes"] == 2 and launch.resources["tasks"] == 4
     assert launch.resources["gpu"] == 4
-
-
-def test_values_hold_how_many_but_not_where():
-    assert Launch(ranks=2).values == Launch(ranks=2, nodes=2).values != Launch(ranks=4).values
 
 
 def test_srun_is_looked_for(monkeypatch):

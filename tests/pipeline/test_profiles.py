@@ -9,7 +9,8 @@ ROWS = {
     "gb10": {"train": 11, "fetch": 2, "verify": 2},
 }
 STAGES = (
-    "fetch verify prepare cache autotune ready train compare export check_hf check_mlx tables plot"
+    "fetch verify prepare cache autotune ready train compare export check_hf check_mlx tables plot "
+    "rulegraph page"
 )
 
 

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import math
+from importlib.metadata import version
+from pathlib import Path
 
 ROWS = {
     # row: (parameters, active, final losses by seed, experts)
@@ -11,6 +13,7 @@ ROWS = {
     "adamw": (1_234_567, 1_234_567, {0: 2.41, 1: 2.44}, 0),
 }
 STEPS = range(10, 101, 10)
+TORCH = version("torch").partition("+")[0]
 
 
 def digest(text):
@@ -69,7 +72,7 @@ def provenance(values):
         "schema": 1, "run": values["run"], "argv": ["sparkgpt", "train", "--seed", "0"],
         "tree": {"commit": "c0ffee" * 6, "hash": "abc123" * 6, "dirty": False},
         "lock": "f" * 64, "image": None,
-        "versions": {"python": "3.11.9", "torch": "2.13.0"}, "device": {"type": "cpu"},
+        "versions": {"python": "3.11.9", "torch": TORCH}, "device": {"type": "cpu"},
         "platform": {"system": "Linux", "machine": "x86_64", "cpu": "Some CPU", "threads": 2,
                      "libc": "glibc 2.36"},
         "weights_sha256": values["weights_sha256"],
@@ -87,6 +90,23 @@ def write_run(records, row, seed, loss, parameters=10, active=10, experts=0):
     edit(folder / "check_mlx.json", check(values["run"], "mlx", loss))
     (folder / "metrics.jsonl").write_text(metrics(loss, experts))
     return folder
+
+
+def write_inputs(records):
+    """What a version takes beside the records: the profile, the lock files, the data's manifests;
+    in the working folder, and named after the records."""
+    config, pins = Path("workflow/config"), Path("requirements")
+    for folder in (config, pins, records / "data/train.cache", records / "data/val.cache"):
+        folder.mkdir(parents=True, exist_ok=True)
+    (config / f"{records.name}.yaml").write_text("sources: {}\n")
+    table = "row\tlabel\tseeds\n" + "".join(f"{row}\t{row}\t0,1\n" for row in ROWS)
+    (config / f"{records.name}.runs.tsv").write_text(table)
+    (pins / "base.lock.txt").write_text("numpy==0 \\\n    --hash=sha256:00\n")
+    (pins / "torch.txt").write_text("torch==0\n")
+    edit(records / "data/manifest.json", {})
+    for split in ("train", "val"):
+        edit(records / f"data/{split}.cache/manifest.json", {"digest": digest(split)})
+    (records / "index.html").write_text("<!doctype html><title>page</title>")
 
 
 def edit(path, values):

@@ -1,14 +1,19 @@
-"""Publishing: whole, checked, different runs; no weights; no paths of this machine."""
+"""Publishing: whole, checked, different runs; small; weights beside; no paths of this machine."""
 
+import hashlib
+import importlib.metadata
 import json
+import os
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
-from synthetic import digest, edit
+from synthetic import digest, edit, write_inputs, write_run
 
 from sparkgpt.errors import UserError
-from sparkgpt.report import archive
+from sparkgpt.report import archive, pack, readme
+from sparkgpt.report.records import CHECK_FILES, RECORD_FILES
 
 
 @pytest.fixture
@@ -18,6 +23,7 @@ def complete(records):
     (records / "plots" / "loss.svg").write_text("<svg/>")
     (records / "tables.md").write_text("tables\n")
     edit(records / "compare.json", {"pairs": []})
+    write_inputs(records)
     return records
 
 
@@ -36,7 +42,7 @@ def test_a_version_holds_records_and_sums_but_no_weights(complete, tmp_path):
     publish(complete)
     version = tmp_path / "results" / "v0.1.0"
     found = sorted(path.name for path in (version / "runs" / "moe-s0").iterdir())
-    assert found == sorted([*archive.RECORD_FILES, *archive.CHECK_FILES])
+    assert found == sorted([*RECORD_FILES, *CHECK_FILES])
     assert (version / "plots" / "loss.svg").is_file()
     subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=version, check=True)
     archive.check_sums(version)
@@ -87,7 +93,7 @@ def test_incomplete_records_are_refused(complete, rows, tmp_path):
     (complete / "compare.json").unlink()
     refused(complete, "compare.json is missing")
     with pytest.raises(UserError, match="holds no runs"):
-        publish(tmp_path / "nothing")
+        publish(tmp_path / "nothing", "--rows", str(rows))
 
 
 def test_records_of_one_run_must_name_one_digest(complete):
@@ -123,3 +129,119 @@ def test_harmless_texts_pass(complete, tmp_path, text):
 def test_version_names(complete, version):
     with pytest.raises(UserError, match="write it as v0.1.0"):
         archive.main([version, "--records", str(complete)])
+
+
+def with_weights(records):
+    """Give every run a weights file of its own, and its digest to its records."""
+    for run in (records / "runs").iterdir():
+        content = run.name.encode()
+        (run / "model_final.safetensors").write_bytes(content)
+        for name in ("summary.json", "run.json"):
+            edit(run / name, {"weights_sha256": hashlib.sha256(content).hexdigest()})
+
+
+def test_weights_go_beside_the_version(complete, tmp_path):
+    with_weights(complete)
+    publish(complete, "--weights", "weights")
+    names = sorted(path.name for path in (complete / "runs").iterdir())
+    found = sorted(path.name for path in (tmp_path / "weights").iterdir())
+    assert found == sorted(["WEIGHTS.sha256", *(f"{name}.safetensors" for name in names)])
+    subprocess.run(["sha256sum", "-c", "--quiet", "WEIGHTS.sha256"], cwd="weights", check=True)
+    version = tmp_path / "results" / "v0.1.0"
+    sums = (version / "WEIGHTS.sha256").read_bytes()
+    assert sums == (tmp_path / "weights" / "WEIGHTS.sha256").read_bytes()
+    assert not list(version.rglob("*.safetensors"))
+
+
+def test_missing_or_changed_weights_are_refused(complete):
+    refused(complete, "model_final.safetensors to copy", "--weights", "weights")
+
+
+def test_equal_weights_are_refused_across_groups(complete, tmp_path):
+    sweep = tmp_path / "sweep"
+    write_run(sweep, "other", 0, 2.3)
+    for name in ("summary.json", "run.json"):
+        edit(sweep / "runs/other-s0" / name, {"weights_sha256": digest("dense 0")})
+    refused(complete, "dense-s0 and .*other-s0 have the same weights", "--extra", f"sweep={sweep}")
+
+
+def test_a_version_tells_what_it_was_made_of(complete, tmp_path):
+    publish(complete)
+    version = tmp_path / "results" / "v0.1.0"
+    assert (version / "config" / "made.yaml").is_file()
+    manifest = json.loads((version / "data" / "train.cache" / "manifest.json").read_text())
+    assert manifest["digest"] == digest("train")
+    assert (version / "requirements" / "base.lock.txt").is_file()
+    assert (version / "rows.tsv").read_text().startswith("row\tlabel")
+    bill = json.loads((version / "sbom.cdx.json").read_text())
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    found = {item["name"]: item for item in bill["components"]}
+    assert set(found) == {"numpy", "torch"}  # the names in the lock files, as they are installed
+    assert found["numpy"]["version"] == importlib.metadata.version("numpy")
+    assert found["numpy"]["purl"] == f"pkg:pypi/numpy@{found['numpy']['version']}"
+
+
+@pytest.mark.parametrize("name", ["data/val.cache/manifest.json", "data/manifest.json"])
+def test_missing_pins_are_refused(complete, name):
+    (complete / name).unlink()
+    refused(complete, "a version needs it")
+
+
+def test_data_that_changed_since_the_runs_are_refused(complete):
+    edit(complete / "data/train.cache/manifest.json", {"digest": digest("newer")})
+    refused(complete, "was made with other train data than")
+
+
+def test_libraries_that_changed_since_the_runs_are_refused(complete):
+    edit(complete / "runs" / "moe-s1" / "run.json", {"versions": {"torch": "1.0"}})
+    refused(complete, "made with torch 1.0, .* is installed here")
+
+
+def test_a_version_too_large_for_git_is_refused(complete, monkeypatch):
+    monkeypatch.setattr(pack, "LIMIT_BYTES", 20_000)
+    refused(complete, "more than the 20,000 that git should hold .largest: .*metrics.jsonl")
+
+
+def test_packed_bytes_depend_on_the_content_alone(complete, tmp_path):
+    publish(complete, "--pack", "a.tar.gz")
+    version = tmp_path / "results" / "v0.1.0"
+    for path in version.rglob("*"):
+        os.utime(path, (1, 1))
+    archive.main(["v0.1.0", "--out", "results", "--pack", "b.tar.gz"])  # published before
+    assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "b.tar.gz").read_bytes()
+    with tarfile.open("a.tar.gz") as packed:
+        packed.extractall("unpacked", filter="data")
+        assert {entry.mtime for entry in packed} == {0}
+    archive.check_sums(tmp_path / "unpacked" / "v0.1.0")
+    (version / "tables.md").write_text("other")
+    with pytest.raises(UserError, match="tables.md"):
+        archive.main(["v0.1.0", "--out", "results", "--pack", "c.tar.gz"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        "# Changes\n\nText.\n",
+        "# Changes\n\n## v0.1.0\n\n- New.\n\n## v0.0.9\n\n- Old.\n",
+        "# Changes\n\n## v0.0.9\n\n- Old.\n",
+        "# Changes\n\n## v0.1.0\n\n<!-- tables:summary@v0.1.0:begin -->\n"
+        "<!-- tables:summary@v0.1.0:end -->\n\nNot measured: GPUs.\n",
+    ],
+)
+def test_the_entry_of_the_changelog_gets_its_figures(complete, tmp_path, changes):
+    (tmp_path / "CHANGES.md").write_text(changes)
+    publish(complete)
+    text = (tmp_path / "CHANGES.md").read_text()
+    entry = text.partition("## v0.1.0")[2].partition("\n## ")[0]
+    assert (
+        entry.count("- dense: 1,234,567 parameters (1,234,567 active), held out 2.3200 nats") == 1
+    )
+    assert text.count("## v0.1.0") == 1
+    for line in changes.splitlines():
+        assert line in text
+    assert tables_are_current(tmp_path)
+
+
+def tables_are_current(folder):
+    _, blocks = readme.rendered(folder / "CHANGES.md", folder / "results")
+    return all(current == should for current, should in blocks.values())

@@ -84,3 +84,36 @@ def test_a_run_without_a_loss_is_refused(records, loss):
     edit(records / "runs" / "dense-s0" / "summary.json", {"final_val_loss": loss})
     with pytest.raises(UserError, match="nothing to compare"):
         run(records, "dense:adamw")
+
+
+def test_rows_by_name_wherever_the_profile_has_them(records, capsys):
+    (records.parent / "results").mkdir()
+    records = records.rename(records.parent / "results" / "cpu")
+    for seed in (0, 1):
+        write_run(records / "sweep", "tuned", seed, 2.2)
+    compare.main(["dense", "tuned", "--json"])
+    (pair,) = json.loads(capsys.readouterr().out)["pairs"]
+    assert pair["differences"] == pytest.approx({"0": 0.11, "1": 0.13})
+    with pytest.raises(UserError, match="recorded rows: adamw, dense, moe, tuned"):
+        compare.main(["dense", "other"])
+    with pytest.raises(UserError, match="results/gb10 holds no runs"):
+        compare.main(["dense", "tuned", "--profile", "gb10"])
+    write_run(records / "sweep", "dense", 0, 2.2)
+    with pytest.raises(UserError, match="are two runs of one name"):
+        compare.main(["dense", "tuned"])
+
+
+@pytest.mark.parametrize("seeds", [4, 5])
+def test_no_difference_is_claimed_from_five_pairs_on(tmp_path, seeds):
+    for seed in range(seeds):
+        write_run(tmp_path, "a", seed, 2.3)
+        write_run(tmp_path, "b", seed, 2.3 + 0.01 * (-1) ** seed)
+    (pair,) = run(tmp_path, "a:b", out=str(tmp_path / "compare.json"))
+    assert pair["verdict"].startswith("no difference shown")
+    assert ("too few pairs" in pair["verdict"]) == (seeds < 5)
+
+
+@pytest.mark.parametrize("rows", [[], ["dense"], ["dense", "moe", "adamw"]])
+def test_two_rows_or_pairs(records, rows):
+    with pytest.raises((SystemExit, UserError)):
+        compare.main(["--records", str(records), *rows])

@@ -7,7 +7,8 @@ import pytest
 
 from sparkgpt.files import write_json
 from sparkgpt.report import compare, plots
-from sparkgpt.report.figures import FIGURES, mean_curve
+from sparkgpt.report.figures import FIGURES
+from sparkgpt.report.panels import mean_curve
 from sparkgpt.report.theme import DARK, LIGHT, SERIES
 
 

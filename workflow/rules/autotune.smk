@@ -4,18 +4,18 @@
 rule autotune:
     output:
         AUTOTUNE,
+        job=f"{RESULTS}/jobs/autotune.json",
     log:
         f"{RESULTS}/logs/autotune.log",
     threads: workflow.cores
     resources:
         **LAUNCH.gpu(1),
     params:
-        code=code("autotune"),
-        env=ENVIRONMENT,
-        config=profile.autotune_flags,
+        values=values("autotune"),
+        config=Unwatched(profile.autotune_flags),
     shell:
-        "python -m sparkgpt autotune {params.config} --threads {threads} --out {output}"
-        " > {log} 2>&1"
+        "python -m sparkgpt autotune {params.config} --threads {threads} --out {output[0]}"
+        " > {log} 2>&1 && " + RECORD
 
 
 checkpoint ready:
@@ -27,7 +27,10 @@ checkpoint ready:
         AUTOTUNE,
     output:
         f"{RESULTS}/ready.txt",
+        job=f"{RESULTS}/jobs/ready.json",
     log:
         f"{RESULTS}/logs/ready.log",
+    params:
+        values=values("ready"),
     shell:
-        "cat {input} > {output} 2> {log}"
+        "cat {input} > {output[0]} 2> {log} && " + RECORD + " --inputs {input}"

@@ -1,10 +1,16 @@
 # Names and values that several rules share.
 
-from pipeline import MAIN, code, data_digests, environment, flag_text, work_folder
+from glob import glob
+
+from pipeline import MAIN, Unwatched, flag_text, work_folder
 
 RESULTS = profile.results
-ENVIRONMENT = environment()
-RECORD = ("config.json", "metrics.jsonl", "summary.json", "run.json")
+# The end of each rule's command: notes by value what was made from what.
+RECORD = (
+    "python -m sparkgpt.pipeline.record {output.job} --rule {rule} --started $STARTED"
+    " --values {params.values:q} --outputs {output}"
+)
+RECORDS = ("config.json", "metrics.jsonl", "summary.json", "run.json")
 MANIFESTS = {split: f"{RESULTS}/data/{split}.cache/manifest.json" for split in ("train", "val")}
 AUTOTUNE = f"{RESULTS}/autotune.json"
 CACHED_BYTES = expand(
@@ -21,6 +27,8 @@ HF_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
+RULES = ["Snakefile", *sorted(glob("workflow/rules/*.smk"))]
+CAPTIONS = sorted(glob("workflow/report/*.rst"))
 GROUP_OF = {group.records: group for group in profile.groups.values()}
 
 
@@ -42,25 +50,24 @@ def when_ready(wildcards):
     return checkpoints.ready.get().output[0]
 
 
-def data_of(wildcards):
-    """Content digests of the training and held-out documents."""
+def values(rule):
+    """The values of a rule's jobs, as a param."""
+
+    def of(wildcards):
+        if rule == "train":
+            when_ready(wildcards)
+        return JOBS.job(rule, **dict(wildcards.items())).lines
+
+    return of
+
+
+def run_of(wildcards):
+    """A training job, once its data are there."""
     when_ready(wildcards)
-    return data_digests(MANIFESTS.values())
+    return JOBS.job("train", **dict(wildcards.items()))
 
 
-def work_of(wildcards):
-    """The work folder of a run's values: an interrupted run resumes there and nowhere else."""
-    return work_folder(
-        profile,
-        code=code("train"),
-        env=ENVIRONMENT,
-        config=profile.run_flags[wildcards.run],
-        data=data_of(wildcards),
-        **LAUNCH.values,
-    )
-
-
-def records_of(records, files=RECORD):
+def records_of(records, files=RECORDS):
     """The records of all runs of a group."""
     return expand(f"{records}/runs/{{run}}/{{file}}", run=GROUP_OF[records].runs, file=files)
 
@@ -73,16 +80,26 @@ def checks_of(records):
 
 
 def comparison_of(records):
-    """The comparison of the main group, if the profile has pairs."""
-    return [f"{records}/compare.json"] if config["compare"] and records == RESULTS else []
+    """The comparison of a group's matched rows, if it has pairs."""
+    return [f"{records}/compare.json"] if profile.pairs_of(records) else []
+
+
+def shown(name, path, caption, category):
+    """A file with its caption in the report of `snakemake --report`."""
+    text = f"workflow/report/{caption}.rst"
+    return report(path, caption=text, category=category, labels={"rows": name, "shows": caption})
 
 
 def results_of(name):
-    """Everything that a group of rows is run for; outside the main group, losses alone."""
+    """Everything that a group of rows is run for; only the main group is exported."""
     records = profile.groups[name].records
-    files = records_of(records) + [f"{records}/tables.md"]
-    if name != MAIN:
-        return files + [f"{records}/plots/loss.svg"]
-    plots = expand(f"{records}/plots/{{plot}}.svg", plot=config["plots"])
-    exports = records_of(records, [f"hf/{file}" for file in HF_FILES]) if config["checks"] else []
-    return files + exports + checks_of(records) + comparison_of(records) + plots
+    files = [job.record.as_posix() for job in JOBS.of(name)]
+    files += records_of(records) + checks_of(records) + comparison_of(records)
+    if checks_of(records):
+        files += records_of(records, [f"hf/{file}" for file in HF_FILES])
+    page = shown(name, f"{records}/index.html", "page", "Overview")
+    plots = [
+        shown(name, f"{records}/plots/{plot}.svg", plot, "Figures")
+        for plot in profile.plots_of(records)
+    ]
+    return files + [f"{records}/tables.md", page] + plots

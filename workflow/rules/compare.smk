@@ -6,12 +6,12 @@ rule compare:
         lambda wildcards: records_of(wildcards.records),
     output:
         "{records}/compare.json",
+        job="{records}/jobs/compare.json",
     log:
         "{records}/logs/compare.log",
     params:
-        code=code("compare"),
-        env=ENVIRONMENT,
-        pairs=[f"--pair {pair}" for pair in config["compare"]],
+        values=values("compare"),
+        pairs=lambda wildcards: [f"--pair {pair}" for pair in profile.pairs_of(wildcards.records)],
     shell:
         "python -m sparkgpt compare --records {wildcards.records} {params.pairs}"
-        " --out {output} > {log} 2>&1"
+        " --out {output[0]} > {log} 2>&1 && " + RECORD + " --inputs {input}"

@@ -5,14 +5,17 @@ rule fetch:
     # No code here: the pinned sha256 fixes the bytes, so an edit must not download them again.
     output:
         f"{RESULTS}/raw/{{raw}}",
+        job=f"{RESULTS}/jobs/fetch-{{raw}}.json",
     log:
         f"{RESULTS}/logs/fetch-{{raw}}.log",
     params:
+        values=values("fetch"),
         name=lambda wildcards: SOURCES[wildcards.raw]["name"],
         pin=lambda wildcards: PINS[wildcards.raw],
         folder=subpath(output[0], parent=True),
     shell:
-        "python -m sparkgpt fetch {params.name} --out {params.folder} {params.pin} > {log} 2>&1"
+        "python -m sparkgpt fetch {params.name} --out {params.folder} {params.pin}"
+        " > {log} 2>&1 && " + RECORD
 
 
 rule verify:
@@ -20,40 +23,40 @@ rule verify:
         raw=f"{RESULTS}/raw/{{raw}}",
     output:
         f"{RESULTS}/raw/{{raw}}.verified.json",
+        job=f"{RESULTS}/jobs/verify-{{raw}}.json",
     log:
         f"{RESULTS}/logs/verify-{{raw}}.log",
     params:
-        code=code("fetch"),
+        values=values("verify"),
         name=lambda wildcards: SOURCES[wildcards.raw]["name"],
         pin=lambda wildcards: PINS[wildcards.raw],
         folder=subpath(input.raw, parent=True),
     shell:
         "python -m sparkgpt fetch {params.name} --out {params.folder} {params.pin}"
-        " --verify --json > {output} 2> {log}"
+        " --verify --json > {output[0]} 2> {log} && " + RECORD + " --inputs {input}"
 
 
 rule prepare:
     input:
         raw=expand(f"{RESULTS}/raw/{{raw}}", raw=SOURCES),
-        verified=expand(rules.verify.output, raw=SOURCES),
+        verified=expand(rules.verify.output[0], raw=SOURCES),
     output:
         train=f"{RESULTS}/data/train.jsonl",
         val=f"{RESULTS}/data/val.jsonl",
         manifest=f"{RESULTS}/data/manifest.json",
+        job=f"{RESULTS}/jobs/prepare.json",
     log:
         f"{RESULTS}/logs/prepare.log",
     benchmark:
         f"{RESULTS}/benchmarks/prepare.tsv"
     params:
-        code=code("prepare"),
-        env=ENVIRONMENT,
-        pins=list(PINS.values()),
+        values=values("prepare"),
         sources=source_flags,
         config=flag_text(config["prepare"]),
         folder=subpath(output.train, parent=True),
     shell:
         "python -m sparkgpt prepare {params.sources} {params.config} --out {params.folder}"
-        " > {log} 2>&1"
+        " > {log} 2>&1 && " + RECORD + " --inputs {input}"
 
 
 rule cache:
@@ -64,15 +67,17 @@ rule cache:
         train=MANIFESTS["train"],
         val=MANIFESTS["val"],
         content=CACHED_BYTES,
+        job=f"{RESULTS}/jobs/cache.json",
     log:
         f"{RESULTS}/logs/cache.log",
     benchmark:
         f"{RESULTS}/benchmarks/cache.tsv"
     params:
-        code=code("cache"),
-        env=ENVIRONMENT,
+        values=values("cache"),
         train=subpath(output.train, parent=True),
         val=subpath(output.val, parent=True),
     shell:
         "(python -m sparkgpt cache {input.train} --out {params.train}"
-        " && python -m sparkgpt cache {input.val} --out {params.val}) > {log} 2>&1"
+        " && python -m sparkgpt cache {input.val} --out {params.val}) > {log} 2>&1 && "
+        + RECORD
+        + " --inputs {input}"

@@ -7,15 +7,17 @@ rule export:
         weights=ancient("{records}/runs/{run}/model_final.safetensors"),
     output:
         multiext("{records}/runs/{run}/hf/", *HF_FILES),
+        job="{records}/jobs/export-{run}.json",
     log:
         "{records}/logs/export-{run}.log",
     params:
-        code=code("export"),
-        env=ENVIRONMENT,
+        values=values("export"),
         run=subpath(input.record, parent=True),
         folder=subpath(output[0], parent=True),
     shell:
-        "python -m sparkgpt export {params.run} --out {params.folder} > {log} 2>&1"
+        "python -m sparkgpt export {params.run} --out {params.folder} > {log} 2>&1 && "
+        + RECORD
+        + " --inputs {input.record}"
 
 
 rule check_hf:
@@ -26,28 +28,30 @@ rule check_hf:
         val=ancient(f"{RESULTS}/data/val.cache/manifest.json"),
     output:
         "{records}/runs/{run}/check_hf.json",
+        job="{records}/jobs/check_hf-{run}.json",
     log:
         "{records}/logs/check_hf-{run}.log",
     params:
-        code=code("check"),
-        env=ENVIRONMENT,
+        values=values("check_hf"),
         library="transformers",
         run=subpath(input.record, parent=True),
         folder=subpath(input.config, parent=True),
         val=subpath(input.val, parent=True),
     shell:
         "python -m sparkgpt check-export {params.folder} --run {params.run}"
-        " --library {params.library} --data {params.val} --out {output} > {log} 2>&1"
+        " --library {params.library} --data {params.val} --out {output[0]} > {log} 2>&1 && "
+        + RECORD
+        + " --inputs {input.record} {input.config} {input.others}"
 
 
 use rule check_hf as check_mlx with:
     output:
         "{records}/runs/{run}/check_mlx.json",
+        job="{records}/jobs/check_mlx-{run}.json",
     log:
         "{records}/logs/check_mlx-{run}.log",
     params:
-        code=code("check"),
-        env=ENVIRONMENT,
+        values=values("check_mlx"),
         library="mlx",
         run=subpath(input.record, parent=True),
         folder=subpath(input.config, parent=True),

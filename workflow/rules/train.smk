@@ -11,7 +11,8 @@ rule train:
         ready=ancient(when_ready),
         autotune=ancient(AUTOTUNE),
     output:
-        multiext("{records}/runs/{run}/", *RECORD, "model_final.safetensors"),
+        multiext("{records}/runs/{run}/", *RECORDS, "model_final.safetensors"),
+        job="{records}/jobs/train-{run}.json",
     log:
         "{records}/logs/train-{run}.log",
     benchmark:
@@ -22,11 +23,11 @@ rule train:
         **LAUNCH.resources,
         attempt=lambda wildcards, attempt: attempt,
     params:
-        code=code("train"),
-        env=ENVIRONMENT,
-        data=data_of,
-        config=lambda wildcards: profile.run_flags[wildcards.run],
-        work=work_of,
+        values=values("train"),
+        config=lambda wildcards: Unwatched(profile.run_flags[wildcards.run]),
+        expected=lambda wildcards: Unwatched(run_of(wildcards).raw["code"]),
+        code=lambda wildcards: run_of(wildcards).values["code"],
+        work=lambda wildcards: work_folder(RESULTS, run_of(wildcards).values),
         train=subpath(input.train, parent=True),
         val=subpath(input.val, parent=True),
         folder=subpath(output[0], parent=True),
@@ -37,19 +38,19 @@ rule train:
         + LAUNCH.threads
         + " --out-dir {params.work}-t{threads} --publish {params.folder}"
         " --save-final --no-hf-export"
-        " --expect-code {params.code} --attempt {resources.attempt} 2>&1"
-        " | (trap '' INT TERM; exec tee {log})"
+        " --expect-code {params.expected} --code-as {params.code}"
+        " --attempt {resources.attempt} 2>&1 | (trap '' INT TERM; exec tee {log}) && " + RECORD
 
 
 rule coordinates:
     # muP's coordinate check: activation sizes over width, on synthetic text.
     output:
         "{records}/coordinates.json",
+        job="{records}/jobs/coordinates.json",
     log:
         "{records}/logs/coordinates.log",
     threads: workflow.cores
     params:
-        code=code("coordinates"),
-        env=ENVIRONMENT,
+        values=values("coordinates"),
     shell:
-        "python -m sparkgpt coordinates --out {output} > {log} 2>&1"
+        "python -m sparkgpt coordinates --out {output[0]} > {log} 2>&1 && " + RECORD

@@ -1,0 +1,211 @@
+"""A profile, checked: its configuration, its runs tables, and each run's flags.
+
+Imported by the Snakefile, which every start of Snakemake runs: standard library, YAML and the
+light floor of the package only.
+"""
+
+import csv
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import yaml
+
+from sparkgpt.config import ModelConfig, TrainConfig
+from sparkgpt.errors import UserError
+from sparkgpt.fingerprint import ROOT
+from sparkgpt.flags import parse_train
+
+CONFIG = Path("workflow", "config")
+SCHEMAS = ROOT / "workflow" / "schemas"
+MAIN = "runs"  # the group of rows whose exports are checked and whose tables are the profile's
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a runs table: runs that differ only in their seed."""
+
+    name: str
+    seeds: tuple[int, ...]
+    flags: str
+
+    @property
+    def runs(self) -> list[str]:
+        """Run names, one a seed."""
+        return [f"{self.name}-s{seed}" for seed in self.seeds]
+
+
+@dataclass(frozen=True)
+class Group:
+    """One runs table, `<profile>.<group>.tsv`, and the records folder of its runs."""
+
+    name: str
+    table: Path
+    records: str
+    rows: tuple[Row, ...]
+
+    @property
+    def runs(self) -> list[str]:
+        return [run for row in self.rows for run in row.runs]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A checked configuration. `values` is the YAML, `groups` its runs tables by name."""
+
+    name: str
+    values: Mapping[str, Any]
+    groups: Mapping[str, Group]
+
+    @property
+    def results(self) -> str:
+        """Folder of everything that the profile makes."""
+        return f"results/{self.name}"
+
+    @cached_property
+    def run_flags(self) -> dict[str, str]:
+        """Run name -> its training flags as canonical shell text, the seed included."""
+        return {
+            f"{row.name}-s{seed}": flag_text(
+                self.values["train"] | parse_flags(row.flags) | {"seed": seed}
+            )
+            for group in self.groups.values()
+            for row in group.rows
+            for seed in row.seeds
+        }
+
+    def pairs_of(self, records: str) -> list[str]:
+        """The pairs of rows, as A:B, that are compared in a records folder: both in its table."""
+        (group,) = (group for group in self.groups.values() if group.records == records)
+        rows = {row.name for row in group.rows}
+        return [pair for pair in self.values["compare"] if set(pair.split(":")) <= rows]
+
+    def plots_of(self, records: str) -> list[str]:
+        """Names of a group's plots; outside the main group, those of the losses."""
+        if records == self.results:
+            return self.values["plots"]
+        return ["loss", *(["matched"] if self.pairs_of(records) else [])]
+
+    def run_config(self, run: str) -> str:
+        """What a run's weights follow from: its flags, and how many ranks it has beyond one."""
+        ranks = self.values.get("ranks", 1)
+        return (f"ranks={ranks} " if ranks > 1 else "") + self.run_flags[run]
+
+    @property
+    def autotune_flags(self) -> str:
+        """Flags of `sparkgpt autotune`: every attention shape among the runs, one window size."""
+        parsed = [self.parsed(run) for run in self.run_flags]
+        shapes = {(m.attention_heads, m.kv_heads, m.head_dim) for m, _ in parsed}
+        devices = {t.device for _, t in parsed}
+        if len(devices) != 1:
+            raise UserError(f"profile {self.name}: its runs name several devices; choose one")
+        words = [f"--device {devices.pop()}"]
+        words += [f"--attention {n},{k},{h}" for n, k, h in sorted(shapes)]
+        words.append(f"--tokens-per-batch {max(t.tokens_per_batch for _, t in parsed)}")
+        words.append(f"--longest {max(m.max_position_embeddings for m, _ in parsed)}")
+        return " ".join(words)
+
+    def parsed(self, run: str) -> tuple[ModelConfig, TrainConfig]:
+        """A run's flags as the trainer reads them. UserError on impossible values."""
+        try:
+            return parse_train(shlex.split(self.run_flags[run]), prog=f"run {run} of {self.name}")
+        except UserError as error:
+            raise UserError(f"profile {self.name}, run {run}: {error}") from error
+
+
+def load_profile(config: Mapping[str, Any]) -> Profile:
+    """Check a configuration and read its runs tables. UserError, one line, on any mistake."""
+    name = config["profile"]
+    where = str(CONFIG / f"{name}.yaml")
+    check_schema(dict(config), "config", where)
+    groups = {}
+    for table in sorted((ROOT / CONFIG).glob(f"{name}.*.tsv")):
+        group = table.name.split(".")[1]
+        records = f"results/{name}" + ("" if group == MAIN else f"/{group}")
+        groups[group] = Group(group, CONFIG / table.name, records, read_rows(table))
+    if MAIN not in groups:
+        raise UserError(f"profile {name} has no runs table; write {CONFIG / name}.{MAIN}.tsv")
+    profile = Profile(name, dict(config), groups)
+    _check_rows(profile, where)
+    return profile
+
+
+def known_profiles() -> list[str]:
+    """Names of the profiles that have a configuration."""
+    return sorted(path.stem for path in (ROOT / CONFIG).glob("*.yaml"))
+
+
+def read_profile(name: str) -> dict[str, Any]:
+    """The YAML of a profile. UserError when there is none of that name."""
+    if name not in known_profiles():
+        raise UserError(f"there is no profile {name!r}; choose from {', '.join(known_profiles())}")
+    return yaml.safe_load((ROOT / CONFIG / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def read_rows(table: Path) -> tuple[Row, ...]:
+    """The rows of a runs table: TSV with a header; lines that begin with # are comments."""
+    lines = [x for x in table.read_text(encoding="utf-8").splitlines() if x and x[0] != "#"]
+    rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+    for row in rows:
+        check_schema(row, "runs", f"{CONFIG / table.name}, row {row['row']!r}")
+    return tuple(Row(r["row"], tuple(map(int, r["seeds"].split(","))), r["flags"]) for r in rows)
+
+
+def check_schema(value: object, schema: str, where: str) -> None:
+    """UserError with the place and the reason when `value` does not fit `schema`."""
+    rules = yaml.safe_load((SCHEMAS / f"{schema}.schema.yaml").read_text(encoding="utf-8"))
+    error = jsonschema.exceptions.best_match(
+        jsonschema.Draft202012Validator(rules).iter_errors(value)
+    )
+    if error:
+        path = "".join(f" {part}:" for part in error.absolute_path)
+        raise UserError(
+            f"{where}:{path} {error.message}; see workflow/schemas/{schema}.schema.yaml"
+        )
+
+
+def parse_flags(text: str) -> dict[str, Any]:
+    """`--a 1 --no-b` -> {"a": "1", "no-b": True}: flags of a runs table as a mapping."""
+    flags: dict[str, Any] = {}
+    name = None
+    for word in shlex.split(text):
+        if word.startswith("--"):
+            name = word[2:]
+            flags[name] = True
+        elif name and flags[name] is True:
+            flags[name] = word
+        else:
+            raise UserError(f"flags {text!r}: {word!r} follows no --flag")
+    return flags
+
+
+def flag_text(flags: Mapping[str, Any]) -> str:
+    """A mapping as shell text, sorted by name, so that order in a file never matters.
+
+    True gives the bare flag, False its `--no-` form, None nothing.
+    """
+    words = []
+    for name, value in sorted(flags.items()):
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        elif value is not None:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)
+
+
+def _check_rows(profile: Profile, where: str) -> None:
+    """UserError when rows repeat, flags are wrong, or a pair names no row."""
+    names = [row.name for group in profile.groups.values() for row in group.rows]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"profile {profile.name}: row {name!r} is in its tables twice")
+    for run in profile.run_flags:
+        profile.parsed(run)
+    paired = {pair for group in profile.groups.values() for pair in profile.pairs_of(group.records)}
+    for pair in profile.values["compare"]:
+        if pair not in paired:
+            raise UserError(f"{where}: compare: {pair!r} names a row that the runs table lacks")

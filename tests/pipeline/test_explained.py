@@ -1,0 +1,248 @@
+"""`why`, `accept` and `verify` in a checkout where the pipeline ran, against Snakemake itself."""
+
+import json
+import os
+import re
+import shutil
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+
+RECORDS = "results/tiny"
+LEDGER = f"{RECORDS}/accepted.jsonl"
+
+
+@contextmanager
+def changed(project, *changes):
+    """Files with other content, or (None) gone; all as they were afterwards."""
+    files = [project.root / path for path, _ in changes]
+    before = [(path, path.read_bytes(), path.stat()) for path in files]
+    for path, (_, change) in zip(files, changes, strict=True):
+        if change is None:
+            path.unlink()
+        else:
+            text = path.read_text()
+            assert change(text) != text, path
+            path.write_text(change(text))
+    try:
+        yield
+    finally:
+        for path, content, times in before:
+            path.write_bytes(content)
+            os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def comment(text):
+    return text + "\n# edited\n"
+
+
+def replaced(old, new):
+    return lambda text: text.replace(old, new)
+
+
+def module(name):
+    return (f"sparkgpt/{name}.py", comment)
+
+
+CONFIG = "workflow/config/tiny.yaml"
+TABLE = "workflow/config/tiny.runs.tsv"
+MUTATIONS = {
+    "nothing": [],
+    "every module of a kind": [module("errors")],
+    "trainer": [module("train/step")],
+    "export": [module("export/hf")],
+    "data and export": [module("data/sources"), module("export/hf")],
+    "data, and a plot gone": [module("data/sources"), (f"{RECORDS}/plots/lr.svg", None)],
+    "data, and a run's record gone": [
+        module("data/sources"),
+        (f"{RECORDS}/runs/moe-s0/run.json", None),
+    ],
+    "rate": [(CONFIG, replaced("log-every: 2", "log-every: 3"))],
+    "pairs": [(CONFIG, replaced("dense:moe", "moe:dense"))],
+    "another seed": [(TABLE, replaced("Dense\t0", "Dense\t0,1"))],
+    "a row fewer": [
+        (TABLE, lambda text: text[: text.index("moe")]),
+        (CONFIG, lambda text: re.sub(r"compare:\n- .*\n", "compare: []\n", text)),
+    ],
+    "label": [(TABLE, replaced("MoE 4x2", "MoE"))],
+    "shell text": [("workflow/rules/export.smk", replaced("sparkgpt export", "sparkgpt  export"))],
+    "a job's record gone": [(f"{RECORDS}/jobs/export-dense-s0.json", None)],
+    "pin": [(CONFIG, lambda text: re.sub("sha256: .", "sha256: 0", text))],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", MUTATIONS.values(), ids=MUTATIONS)
+def test_why_agrees_with_snakemake(changes, built):
+    with changed(built, *changes):
+        planned = built.planned()
+        stale = Counter(entry["rule"] for entry in built.why()["stale"])
+    assert stale == planned
+
+
+def test_why_names_the_value_and_the_cost(built):
+    with changed(built, module("train/step"), (TABLE, replaced("num-experts 4", "num-experts 2"))):
+        report = built.why("moe-s0")
+        text = built.sparkgpt("why", "--profile", "tiny")[1]
+    entry = next(entry for entry in report["stale"] if entry["job"] == "train-moe-s0")
+    changes = {change["name"]: change for change in entry["changes"]}
+    assert set(changes) == {"code", "config"}
+    assert "--num-experts 4" in changes["config"]["old"]
+    assert "--num-experts 2" in changes["config"]["new"]
+    record = json.loads((built.root / RECORDS / "jobs/train-moe-s0.json").read_text())
+    assert changes["code"]["old"] == record["values"]["code"] != changes["code"]["new"]
+    summary = json.loads((built.root / RECORDS / "runs/moe-s0/summary.json").read_text())
+    assert entry["seconds"] >= summary["wall_seconds"] > 0
+    assert report["seconds"] >= entry["seconds"] and report["unknown"] == 0
+    assert {entry["job"] for entry in report["stale"]} >= {"train-moe-s0", "export-moe-s0"}
+    assert not any("dense" in entry["job"] for entry in report["stale"])
+    assert re.search(r"^  code: [0-9a-f]{8} -> [0-9a-f]{8}$", text, re.M)
+
+
+def test_why_says_what_waits_for_the_data(built):
+    with changed(built, module("data/sources"), module("export/hf")):
+        report = built.why()
+        text = built.sparkgpt("why", "--profile", "tiny")[1]
+    waiting = {entry["job"]: entry["changes"] for entry in report["undecided"]}
+    assert waiting["train-moe-s0"] == []
+    assert [change["name"] for change in waiting["export-moe-s0"]] == ["code"]
+    assert "wait for `ready`" in text and "in any case: export-dense-s0" in text
+
+
+def test_why_needs_no_metadata(built):
+    metadata = built.root / ".snakemake" / "metadata"
+    metadata.rename(metadata.with_name("away"))
+    try:
+        with changed(built, module("report/theme")):
+            assert {entry["rule"] for entry in built.why()["stale"]} == {
+                "plot",
+                "page",
+                "rulegraph",
+            }
+            assert built.planned() == {}  # Snakemake itself can't tell
+    finally:
+        metadata.with_name("away").rename(metadata)
+
+
+def test_unknown_target_and_place(built, tmp_path):
+    code, _, error = built.sparkgpt("why", "dens", "--profile", "tiny")
+    assert code == 2 and "no job, run, runs table or file 'dens'" in error
+    code, _, error = built.sparkgpt("why", "--profile", "big")
+    assert code == 2 and "choose from" in error
+
+
+@pytest.fixture
+def ledger(built):
+    path = built.root / LEDGER
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def test_accepted_change_runs_nothing(built, ledger):
+    with changed(built, module("errors")):
+        before = built.why()["stale"]
+        code, output, error = built.sparkgpt(
+            "accept", "--profile", "tiny", "--reason", "a comment", "--by", "Ada"
+        )
+        assert code == 0 and "train-dense-s0: code: " in output, error
+        assert built.planned() == {} and built.why()["stale"] == []
+        code, output, _ = built.sparkgpt("verify", "--profile", "tiny")
+        assert code == 0, output
+        (entry,) = map(json.loads, ledger.read_text().splitlines())
+        assert entry["by"] == "Ada" and entry["reason"] == "a comment" and entry["when"]
+        edited = {item["job"] for item in before if item["changes"]}
+        assert edited <= {change["job"] for change in entry["changes"]}
+        # A run that starts anew under the accepted code finds its work folder, and its record.
+        run = built.root / RECORDS / "runs" / "dense-s0"
+        record = json.loads((run / "run.json").read_text())
+        shutil.rmtree(run)
+        assert built.run(f"{RECORDS}/runs/dense-s0/run.json") == ["train"]
+        assert json.loads((run / "run.json").read_text()) == record
+        built.run()
+        with changed(built, module("train/step")):  # another change is not accepted with it
+            assert built.planned()["train"] == 2
+    assert built.planned() == {}
+
+
+@pytest.mark.parametrize("name", ["pin", "pairs", "label", "another seed"])
+def test_what_alters_results_is_not_accepted(name, built, ledger):
+    with changed(built, module("report/theme"), *MUTATIONS[name]):
+        code, _, error = built.sparkgpt("accept", "--profile", "tiny")
+    assert code == 1 and "nothing was accepted" in error and error.count("\n") == 1
+    assert not ledger.exists()
+
+
+def flipped(path):
+    """One byte of a file changed, its times kept."""
+    times = path.stat()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "raw/documents.jsonl", "data/train.jsonl", "data/val.cache/bytes.bin", "autotune.json",
+        "runs/dense-s0/model_final.safetensors", "runs/moe-s0/metrics.jsonl",
+        "runs/moe-s0/run.json", "runs/moe-s0/hf/model.safetensors", "tables.md", "plots/loss.svg",
+        "jobs/train-moe-s0.json",
+    ],
+)  # fmt: skip
+def test_verify_sees_one_byte_where_times_were_kept(name, built):
+    path = built.root / RECORDS / name
+    content, times = path.read_bytes(), path.stat()
+    flipped(path)
+    try:
+        code, output, _ = built.sparkgpt("verify", "--profile", "tiny")
+    finally:
+        path.write_bytes(content)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert code == 1 and f"{RECORDS}/{name}" in output
+
+
+def test_verify_in_a_fresh_clone(built, tmp_path):
+    ignored = shutil.ignore_patterns(".snakemake", "work", "__pycache__")
+    clone = tmp_path / "clone"
+    shutil.copytree(built.root, clone, ignore=ignored)
+    project = type(built).__new__(type(built))
+    project.root = clone
+    assert project.sparkgpt("verify", "--profile", "tiny")[:2] == (0, "")
+    with changed(project, *MUTATIONS["pin"]):
+        code, output, _ = project.sparkgpt("verify", "--profile", "tiny")
+        assert code == 1 and "raw/documents.jsonl: sha256 is" in output and "pinned is" in output
+    with changed(project, module("train/step")):
+        code, output, _ = project.sparkgpt("verify", "--profile", "tiny")
+        assert code == 1 and output.count(": code: ") == 2
+    with changed(project, ("README.md", replaced("1.7154", "1.7153"))):
+        code, output, _ = project.sparkgpt("verify", "--profile", "tiny")
+        assert code == 1 and "README.md differs from its records" in output
+
+
+def test_trace_checks_each_link(built):
+    code, output, error = built.sparkgpt("trace", "moe", "--records", RECORDS, "--json")
+    assert code == 0, output + error
+    links = {link["name"]: link for link in json.loads(output)["links"]}
+    for name in ("table", "record", "weights", "job", "scheduled code", "train data", "source"):
+        assert links[name]["holds"] is True, name
+    path = built.root / RECORDS / "runs/moe-s0/model_final.safetensors"
+    content = path.read_bytes()
+    flipped(path)
+    code, output, _ = built.sparkgpt("trace", "moe-s0", "--records", RECORDS)
+    path.write_bytes(content)
+    assert code == 1 and re.search("weights +DOES NOT HOLD", output)
+    assert built.sparkgpt("trace", "dens", "--records", RECORDS)[0] == 2
+
+
+def test_clean_lists_and_removes_what_no_run_resumes(built):
+    def listed(*more):
+        return json.loads(built.sparkgpt("clean", "--profile", "tiny", "--json", *more)[1])["stale"]
+
+    assert listed() == []
+    with changed(built, (TABLE, replaced("num-experts 4", "num-experts 2"))):
+        (entry,) = listed()
+        assert entry["folder"].endswith("/moe-s0") and entry["bytes"] > 0
+        assert listed("--remove") == [entry] and listed() == []
+    assert not (built.root / entry["folder"]).exists()
+    assert built.planned() == {}
