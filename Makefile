@@ -15,7 +15,8 @@ WORKERS ?= 2
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test test-crash test-crash-pipeline test-container lint smoke env env-test lock clean-work
+.PHONY: help reproduce test test-crash test-crash-pipeline test-container test-cluster lint smoke env env-test env-slurm \
+	lock clean-work
 
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -26,6 +27,7 @@ key     = $(shell cat $(1) | cksum | cut -d' ' -f1)
 BASE   := $(VENV)/.installed-$(TORCH)-$(call key,requirements/base.lock.txt requirements/torch.txt)
 TEST   := $(VENV)/.tests-$(call key,requirements/test.lock.txt)
 TF4    := $(VENV)/.tf4-$(call key,requirements/tf4.lock.txt)
+SLURM  := $(VENV)/.slurm-$(call key,requirements/slurm.lock.txt)
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -7
@@ -50,6 +52,10 @@ test-crash: $(BASE)  ## kills runs at random and compares their ends; KILLS=1000
 test-crash-pipeline: $(BASE)  ## kills Snakemake and its jobs at random; KILLS and SEED likewise
 	$(BIN)/python tests/crash/pipeline.py --kills $(or $(KILLS),10) $(if $(SEED),--seed $(SEED))
 
+test-cluster: $(TEST) $(SLURM)  ## the smoke pipeline on a SLURM cluster of two nodes, started here
+	$(BIN)/python tests/cluster/slurm.py
+	$(BIN)/python -m pytest -x tests/cluster/on_slurm.py
+
 lint: $(TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -59,6 +65,8 @@ lint: $(TEST)
 env: $(BASE)
 
 env-test: $(TEST) $(TF4)
+
+env-slurm: $(SLURM)  ## what `--profile profiles/slurm` needs
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -80,6 +88,10 @@ $(TEST): $(BASE)
 	$(PIP) install --requirement requirements/test.lock.txt
 	touch $@
 
+$(SLURM): $(BASE)
+	$(PIP) install --requirement requirements/slurm.lock.txt
+	touch $@
+
 # An environment that sees this one's packages, torch among them, behind its own older ones.
 $(TF4): $(TEST)
 	$(BIN)/python -m venv --without-pip --clear $(VENV)/tf4
@@ -89,8 +101,8 @@ $(TF4): $(TEST)
 
 lock:  ## new pins, from requirements/*.in
 	$(BIN)/python -m pip install --quiet uv
-	cd requirements && for name in base test tf4; do \
-	  if [ $$name = test ]; then cp base.lock.txt test.lock.txt; fi; \
+	cd requirements && for name in base test slurm tf4; do \
+	  if [[ $$name == test || $$name == slurm ]]; then cp base.lock.txt $$name.lock.txt; fi; \
 	  UV_CUSTOM_COMPILE_COMMAND="make lock" ../$(BIN)/uv pip compile --quiet --universal \
 	    --python-version 3.11 --generate-hashes --no-annotate $$name.in --output-file $$name.lock.txt; \
 	done

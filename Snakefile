@@ -14,6 +14,7 @@ from snakemake.utils import min_version
 min_version("9.20")
 sys.path[:0] = [workflow.basedir, f"{workflow.basedir}/workflow"]
 
+from launch import launch_of
 from pipeline import EXPECTED, Jobs, cache_settings, image_digest, load_profile, read_profile
 
 from sparkgpt.errors import UserError
@@ -22,6 +23,7 @@ try:
     config = read_profile(config.get("profile", "cpu")) | config
     contained = DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method
     profile = load_profile({"profile": "cpu"} | config, contained)
+    LAUNCH = launch_of(config, contained)
     image = image_digest(config["image"], contained)
     JOBS = Jobs(profile, image)
 except UserError as error:
@@ -54,6 +56,16 @@ include: "workflow/rules/train.smk"
 include: "workflow/rules/export.smk"
 include: "workflow/rules/compare.smk"
 include: "workflow/rules/report.smk"
+
+
+# Seconds of work, or in need of a network: not worth a job of their own on a cluster.
+localrules:
+    fetch,
+    verify,
+    ready,
+    compare,
+    tables,
+    plot,
 
 
 rule all:

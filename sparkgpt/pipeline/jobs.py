@@ -119,7 +119,7 @@ class Jobs:
         return {
             "prepare": lambda: flag_text(profile.values["prepare"]),
             "autotune": lambda: profile.autotune_flags,
-            "train": lambda: profile.run_flags[wildcards["run"]],
+            "train": lambda: profile.run_config(wildcards["run"]),
             "rulegraph": lambda: shape_text(profile),
         }[rule]()
 

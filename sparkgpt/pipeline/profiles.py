@@ -88,6 +88,11 @@ class Profile:
             return self.values["plots"]
         return ["loss", *(["matched"] if self.pairs_of(records) else [])]
 
+    def run_config(self, run: str) -> str:
+        """What a run's weights follow from: its flags, and how many ranks it has beyond one."""
+        ranks = self.values.get("ranks", 1)
+        return (f"ranks={ranks} " if ranks > 1 else "") + self.run_flags[run]
+
     @property
     def autotune_flags(self) -> str:
         """Flags of `sparkgpt autotune`: every attention shape among the runs, one window size."""

@@ -8,6 +8,8 @@ rule autotune:
     log:
         f"{RESULTS}/logs/autotune.log",
     threads: workflow.cores
+    resources:
+        **LAUNCH.gpu(1),
     params:
         values=values("autotune"),
         config=Unwatched(profile.autotune_flags),

@@ -17,10 +17,11 @@ rule train:
         "{records}/logs/train-{run}.log",
     benchmark:
         "{records}/benchmarks/train-{run}.tsv"
-    retries: 2
-    # All of them, so that its speed is measured alone; on several GPUs, an equal share beside each.
-    threads: max(1, workflow.cores // GPUS)
+    retries: 2 if workflow.is_main_process else 0  # on a cluster, by a new job
+    # All of them, so that its speed is measured alone; on several GPUs, its share of them.
+    threads: min(workflow.cores, max(1, workflow.cores * LAUNCH.ranks // GPUS))
     resources:
+        **LAUNCH.resources,
         attempt=lambda wildcards, attempt: attempt,
     params:
         values=values("train"),
@@ -32,10 +33,12 @@ rule train:
         val=subpath(input.val, parent=True),
         folder=subpath(output[0], parent=True),
     shell:
-        "python -m sparkgpt.train {params.config} --run-name {wildcards.run}"
-        " --train-path {params.train} --val-path {params.val} --autotune {input.autotune}"
-        " --threads {threads} --out-dir {params.work}-t{threads} --publish {params.folder}"
-        " --resume --save-final --no-hf-export"
+        LAUNCH.command
+        + " {params.config} --run-name {wildcards.run} --resume --train-path {params.train}"
+        " --val-path {params.val} --autotune {input.autotune} --threads "
+        + LAUNCH.threads
+        + " --out-dir {params.work}-t{threads} --publish {params.folder}"
+        " --save-final --no-hf-export"
         " --expect-code {params.expected} --code-as {params.code}"
         " --attempt {resources.attempt} 2>&1 | (trap '' INT TERM; exec tee {log})"
         " && record {output.job} --values {params.values:q} --outputs {output}"
