@@ -18,8 +18,9 @@ MOST_THREADS = 65_536
 FREE = {
     "train_path", "val_path", "run_name", "out_dir", "max_train_steps", "log_every", "save_every",
     "keep_last", "save_final", "hf_export", "resume", "device", "threads", "compile",
-    "attention_backend", "autotune", "ddp_timeout_seconds", "expect_code", "publish", "attempt",
-    "on_bad_step", "code_as",
+    "attention_backend", "triton_attention", "fused_qk_rope", "fused_swiglu", "fused_dispatch",
+    "chunked_head", "triton_muon", "autotune_gemm", "autotune",
+    "ddp_timeout_seconds", "expect_code", "publish", "attempt", "on_bad_step", "code_as",
     "wandb", "wandb_project", "wandb_entity", "wandb_run_name", "wandb_tags",
 }  # fmt: skip
 
@@ -160,6 +161,27 @@ class TrainConfig:
     compile: bool | None = flag(None, "torch.compile the model (default: on CUDA only)")
     attention_backend: str = flag(
         "auto", "varlen attention", choices=("auto", "sdpa", "flash-attn", "varlen")
+    )
+    triton_attention: bool | None = flag(
+        None, "let --attention-backend auto take our Triton kernel (default: on CUDA only)"
+    )
+    fused_qk_rope: bool | None = flag(
+        None, "q/k norm and RoPE in one pass each way (default: on CUDA only)"
+    )
+    fused_swiglu: bool | None = flag(
+        None, "SwiGLU inside the MLP's and the experts' matrix products (default: on CUDA only)"
+    )
+    fused_dispatch: bool | None = flag(
+        None, "gather to experts and combine in one pass each (default: on CUDA only)"
+    )
+    chunked_head: bool | None = flag(
+        None, "head and cross-entropy in chunks, logits never whole (default: on CUDA only)"
+    )
+    triton_muon: bool | None = flag(
+        None, "Muon's momentum and Newton-Schulz by our kernels (default: on CUDA only)"
+    )
+    autotune_gemm: bool | None = flag(
+        None, "let inductor try Triton GEMMs on GPUs of any size (default: on CUDA only)"
     )
     autotune: str = flag("", "record of `sparkgpt autotune` to take kernel choices from")
     ddp_timeout_seconds: int = flag(300, "how long a rank waits for the others")

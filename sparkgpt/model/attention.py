@@ -9,14 +9,16 @@ from torch import Tensor, nn
 from sparkgpt.config import ModelConfig
 from sparkgpt.model.linear import Linear, RMSNorm
 from sparkgpt.ops.attention import varlen_attention
+from sparkgpt.ops.choices import Kernels
 from sparkgpt.ops.rope import apply_rope
 
 
 class Attention(nn.Module):
     """Qwen3's attention; q, k and v come from one fused matrix with rows in that order."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, kernels: Kernels = Kernels()):  # noqa: B008, frozen
         super().__init__()
+        self.kernels = kernels
         self.heads = (config.attention_heads, config.kv_heads, config.kv_heads)
         self.head_dim = config.head_dim
         self.qkv = Linear(config.model_dim, sum(self.heads) * config.head_dim)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sparkgpt.config import ModelConfig
 from sparkgpt.model.linear import Linear
+from sparkgpt.ops.choices import Kernels
 
 
 def swiglu(gate_up_T2F: Tensor) -> Tensor:
@@ -19,8 +20,9 @@ def swiglu(gate_up_T2F: Tensor) -> Tensor:
 class MLP(nn.Module):
     """down(silu(gate) * up), gate and up in one matrix, gate's rows first."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, kernels: Kernels = Kernels()):  # noqa: B008, frozen
         super().__init__()
+        self.kernels = kernels
         self.gate_up = Linear(config.model_dim, 2 * config.intermediate_size)
         self.down = Linear(config.intermediate_size, config.model_dim)
 

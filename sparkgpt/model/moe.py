@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sparkgpt.config import ModelConfig
 from sparkgpt.model.linear import Linear
 from sparkgpt.model.mlp import swiglu
+from sparkgpt.ops.choices import Kernels
 from sparkgpt.ops.experts import combine, dispatch, grouped_linear, sort_by_expert
 
 
@@ -26,8 +27,9 @@ class LayerStats(NamedTuple):
 class MoE(nn.Module):
     """Qwen3-MoE's block: softmax over all experts in float32, top-k, optional renormalisation."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, kernels: Kernels = Kernels()):  # noqa: B008, frozen
         super().__init__()
+        self.kernels = kernels
         self.k = config.num_experts_per_tok
         self.norm_topk_prob = config.norm_topk_prob
         shape = (config.num_experts, config.moe_intermediate_size, config.model_dim)

@@ -14,6 +14,7 @@ from sparkgpt.model.attention import Attention
 from sparkgpt.model.linear import Linear, RMSNorm
 from sparkgpt.model.mlp import MLP
 from sparkgpt.model.moe import LayerStats, MoE
+from sparkgpt.ops.choices import Kernels
 from sparkgpt.ops.rope import rope_tables
 from sparkgpt.vocab import FILLER, VOCAB_SIZE
 
@@ -29,16 +30,16 @@ class RouterStats(NamedTuple):
 class Block(nn.Module):
     """Pre-norm attention and MLP (or experts), each added to the residual stream."""
 
-    def __init__(self, config: ModelConfig, layer: int):
+    def __init__(self, config: ModelConfig, layer: int, kernels: Kernels):
         super().__init__()
         self.input_layernorm = RMSNorm(config.model_dim, config.rms_norm_eps)
-        self.attention = Attention(config)
+        self.attention = Attention(config, kernels)
         self.post_attention_layernorm = RMSNorm(config.model_dim, config.rms_norm_eps)
         self.sparse = config.is_sparse(layer)
         if self.sparse:
-            self.moe = MoE(config)
+            self.moe = MoE(config, kernels)
         else:
-            self.mlp = MLP(config)
+            self.mlp = MLP(config, kernels)
 
     def feed_forward(self, x_TD: Tensor, real_T: Tensor | None) -> tuple[Tensor, LayerStats | None]:
         """The second half without its residual: (T, D) -> (T, D), and the router's statistics."""
@@ -58,7 +59,8 @@ class Transformer(nn.Module):
     """Qwen3ForCausalLM / Qwen3MoeForCausalLM over 259 ids, on packed windows.
 
     `compute_dtype` is the dtype of the residual stream and all matmuls (weights stay float32);
-    `attention_backend` a name that `ops.attention.choose_backend` returned. Weights are
+    `attention_backend` a name that `ops.attention.choose_backend` returned, `kernels` the fused
+    operations. Weights are
     uninitialised until `mup.init_weights` or `load_state_dict`.
     """
 
@@ -67,13 +69,15 @@ class Transformer(nn.Module):
         config: ModelConfig,
         compute_dtype: torch.dtype = torch.float32,
         attention_backend: str = "sdpa-expanded",
+        kernels: Kernels = Kernels(),  # noqa: B008, frozen
     ):
         super().__init__()
+        self.kernels = kernels
         self.config = config
         self.compute_dtype = compute_dtype
         self.attention_backend = attention_backend
         self.embed_tokens = nn.Embedding(VOCAB_SIZE, config.model_dim)
-        self.layers = nn.ModuleList(Block(config, i) for i in range(config.model_layers))
+        self.layers = nn.ModuleList(Block(config, i, kernels) for i in range(config.model_layers))
         self.norm = RMSNorm(config.model_dim, config.rms_norm_eps)
         self.lm_head = Linear(config.model_dim, VOCAB_SIZE)
 

@@ -1,7 +1,36 @@
-"""Kernel choices that `sparkgpt autotune` recorded, as training reads them."""
+"""Which kernels a run uses: by its flags, and by what `sparkgpt autotune` recorded."""
 
+from dataclasses import dataclass
+
+from sparkgpt.config import TrainConfig
 from sparkgpt.errors import UserError
 from sparkgpt.files import read_json
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The fused operations of a model and its optimizer; all off: the plain reference path.
+
+    On CUDA they are Triton kernels; on a CPU the same formulas, forward and backward, in torch.
+    """
+
+    qk_rope: bool = False
+    swiglu: bool = False
+    dispatch: bool = False
+    head: bool = False
+    muon: bool = False
+
+
+def kernels_of(train: TrainConfig, device: str) -> Kernels:
+    """What the flags ask for on 'cpu' or 'cuda': those left out are on for CUDA only."""
+    on = lambda flag: device == "cuda" if flag is None else flag
+    return Kernels(
+        qk_rope=on(train.fused_qk_rope),
+        swiglu=on(train.fused_swiglu),
+        dispatch=on(train.fused_dispatch),
+        head=on(train.chunked_head),
+        muon=on(train.triton_muon),
+    )
 
 
 def attention_key(heads: int, kv_heads: int, head_dim: int) -> str:

@@ -18,17 +18,20 @@ class HybridOptimizer:
     """Steps every parameter of a model once, each by its group's rule.
 
     State is a flat mapping of tensors named `<parameter>/<entry>`, so that checkpoints are plain
-    safetensors and a state that doesn't fit the model is noticed by name.
+    safetensors and a state that doesn't fit the model is noticed by name. `kernels`: Muon computes
+    by our own kernels.
     """
 
-    def __init__(self, model: Transformer, train: TrainConfig):
+    def __init__(self, model: Transformer, train: TrainConfig, kernels: bool = False):
         groups = parameter_groups(model, train)
         self.names = {p: n for g in groups for n, p in zip(g.names, g.parameters, strict=True)}
         self.optimizers: list[torch.optim.Optimizer] = []
         muon = [g for g in groups if g.optimizer == "muon"]
         adamw = [g for g in groups if g.optimizer == "adamw"]
         if muon:
-            self.optimizers.append(Muon(_torch_groups(muon), train.muon_lr, train.muon_momentum))
+            self.optimizers.append(
+                Muon(_torch_groups(muon), train.muon_lr, train.muon_momentum, kernels)
+            )
         self.optimizers.append(
             torch.optim.AdamW(_torch_groups(adamw), betas=BETAS, eps=EPS, foreach=True)
         )

@@ -39,10 +39,12 @@ class Muon(torch.optim.Optimizer):
 
     momentum is an exponential average with Nesterov look-ahead; the update is scaled by
     sqrt(max(1, rows / columns)); no weight decay. State: one float32 `momentum` per parameter.
+    `kernels`: by our own Triton kernels where there are any for the device.
     """
 
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float):
+    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float, kernels: bool = False):
         super().__init__(params, {"lr": lr, "momentum": momentum})
+        self.kernels = kernels
 
     @torch.no_grad()
     def step(self, closure=None) -> None:

@@ -22,7 +22,8 @@ COVERED = ("code", "env", "image", "shell")
 # same to the last bits only.
 TELLING = {
     "max_train_steps", "on_bad_step", "device", "threads", "compile", "attention_backend",
-    "autotune",
+    "triton_attention", "fused_qk_rope", "fused_swiglu", "fused_dispatch", "chunked_head",
+    "triton_muon", "autotune_gemm", "autotune",
 }  # fmt: skip
 
 

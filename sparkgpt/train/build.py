@@ -1,5 +1,6 @@
 """The parts of a run put together: device, model, optimizer, compiled loss."""
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
@@ -10,7 +11,7 @@ from sparkgpt.model.mup import init_weights
 from sparkgpt.model.transformer import Transformer
 from sparkgpt.ops import attention, experts
 from sparkgpt.ops.attention import choose_backend
-from sparkgpt.ops.choices import attention_choice
+from sparkgpt.ops.choices import attention_choice, kernels_of
 from sparkgpt.optim.hybrid import HybridOptimizer
 from sparkgpt.provenance import device_state, platform_state
 from sparkgpt.train.step import window_loss
@@ -30,10 +31,11 @@ def build_model(
         config,
         compute_dtype=torch.bfloat16 if cuda else torch.float32,
         attention_backend=choose_backend(backend, ranks.device),
+        kernels=kernels_of(train, ranks.device.type),
     )
     init_weights(model, train)
     model.to(ranks.device)
-    return model, HybridOptimizer(model, train)
+    return model, HybridOptimizer(model, train, model.kernels.muon)
 
 
 def build_loss(train: TrainConfig, ranks: Ranks) -> Callable:
@@ -67,4 +69,5 @@ def inexact_values(model: Transformer, train: TrainConfig, ranks: Ranks) -> dict
         "torch": torch.__version__,
         "attention": model.attention_backend,
         "compiled": compiles(train, ranks),
+        "kernels": dataclasses.asdict(model.kernels),
     }

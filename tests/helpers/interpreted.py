@@ -1,0 +1,43 @@
+"""Kernels that run on CPU tensors, in Triton's interpreter."""
+
+import importlib
+import os
+from types import ModuleType
+
+import pytest
+import torch
+
+
+def interpreted(family: str) -> ModuleType:
+    """`sparkgpt.ops.kernels.<family>`, its kernels made for the interpreter.
+
+    Where a kernel is defined decides it, so the variable is set for the import alone: it must not
+    leak into the processes that other tests start.
+    """
+    pytest.importorskip("triton")
+    before = os.environ.get("TRITON_INTERPRET")
+    os.environ["TRITON_INTERPRET"] = "1"
+    try:
+        return importlib.import_module(f"sparkgpt.ops.kernels.{family}")
+    finally:
+        if before is None:
+            del os.environ["TRITON_INTERPRET"]
+        else:
+            os.environ["TRITON_INTERPRET"] = before
+
+
+def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A buffer full of NaN, for what a kernel must write in full."""
+    return torch.full(shape, float("nan"), dtype=dtype)
+
+
+def assert_as_exact(
+    ours: torch.Tensor, same_precision: torch.Tensor, fp64: torch.Tensor, name: str = ""
+) -> None:
+    """Our largest error against fp64 is at most twice that of the same-precision reference."""
+    assert torch.isfinite(ours).all(), f"{name}: not finite"
+    error = lambda x: (x.double() - fp64).abs().max().item() if fp64.numel() else 0.0
+    # A reference that happens to be exact would allow nothing: one rounding of the largest value.
+    unit = torch.finfo(ours.dtype).eps * (fp64.abs().max().item() if fp64.numel() else 0.0)
+    allowed = max(2 * error(same_precision), unit)
+    assert error(ours) <= allowed, f"{name}: {error(ours):.3g} of at most {allowed:.3g}"
