@@ -66,9 +66,8 @@ def main(argv: list[str]) -> int:
 def trace(folder: Path, name: str) -> Iterator[Link]:
     """The links of a row or run of a records folder. UserError when it has neither, or when a
     record is damaged."""
-    for home in (folder, *sorted(folder.glob("extra/*"))):
-        if not (home / "runs").is_dir():
-            continue
+    homes = (runs.parent for runs in folder.glob("**/runs"))
+    for home in sorted(homes, key=lambda path: (len(path.parts), path)):  # the main group first
         report = render.load_report(home, _rows_table(home))
         labels = {row.label: row.name for row in report.rows}
         row = labels.get(name, name)
@@ -122,23 +121,30 @@ def _run_links(home: Path, run: Run) -> Iterator[Link]:
     yield link("job", values.get("shell", ""), str(job), _outputs_hold(run, made))
     yield from _tree_links(name, record)
     scheduled = values.get("code")
-    code = Ledger.read(home).resolved(f"train-{name}", "code", record["code"]["train"])
+    shared = _profile_folder(home)
+    code = Ledger.read(shared).resolved(f"train-{name}", "code", record["code"]["train"])
     yield link("scheduled code", code, str(job), code == scheduled if made else None)
     data = run.provenance["data"]
     for split in ("train", "val"):
         if data[split]:
             told = data[split]["digest"]
-            manifest = home / "data" / f"{split}.cache" / "manifest.json"
+            manifest = shared / "data" / f"{split}.cache" / "manifest.json"
             here = read_json(manifest).get("digest") == told if manifest.is_file() else None
             asked = f"{split}={told}" in values.get("data", "").split() if made else here
             yield link(f"{split} data", told, str(manifest), here and asked)
-    yield from _source_links(home, name)
-    tuned = home / "autotune.json"
+    yield from _source_links(shared, name)
+    tuned = shared / "autotune.json"
     same = sha256_file(tuned) == record["autotune"] if tuned.is_file() else None
     yield link("autotune", str(record["autotune"]), str(tuned), same)
     image = record["image"] or "none, it ran on the host"
     asked = values.get("image", "none") in (record["image"] or "none")
     yield link("image", image, str(path), asked if made else None)
+
+
+def _profile_folder(home: Path) -> Path:
+    """Where a group's data, ledger and autotune record lie: with the main group, a folder up in
+    results, two in a version."""
+    return next((up for up in (home, *home.parents[:2]) if (up / "data").is_dir()), home)
 
 
 def _same(record: dict, run: Run) -> bool:

@@ -8,6 +8,7 @@ the weights, which themselves go beside it (`--weights`). docs/release.md tells 
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def _publish(arguments: Any, target: Path) -> None:
     check_complete(records, runs, rows)
     extra = {name: source for name, source in map(_named, arguments.extra)}
     others = [run for source in extra.values() for run in load_runs(_folder(source))]
-    check_different([*runs, *others])
+    check_different(runs, others)
     if arguments.weights:
         copy_weights([*runs, *others], Path(arguments.weights))
     with replacing_directory(target) as folder:
@@ -90,19 +91,29 @@ def check_complete(records: Path, runs: list[Run], rows: list[Row]) -> None:
         _check_run(run)
 
 
-def check_different(runs: list[Run]) -> None:
-    """UserError when two runs have the same weights: one of them is not what its name says."""
+def check_different(runs: list[Run], others: Sequence[Run] = ()) -> None:
+    """UserError when two runs have the same weights: one of them is not what its name says.
+
+    One of the `others`, rows beside the main table, may be one of its runs under a second name, as
+    the rate that a sweep chose is: the same settings on the same data, by their fingerprints.
+    """
     seen: dict[str, Run] = {}
-    for run in runs:
+    for run in [*runs, *others]:
         digest = run.summary.weights_sha256
         if digest is None:
             raise UserError(f"{run.path} has no weights; run it with --save-final")
-        if digest in seen:
+        again = run in others and seen.get(digest) in runs and _settings(run)
+        if digest in seen and not (again and again == _settings(seen[digest])):
             raise UserError(
                 f"{seen[digest].path} and {run.path} have the same weights ({digest}); "
                 "one of them is not what its name says, run it again"
             )
         seen[digest] = run
+
+
+def _settings(run: Run) -> dict | None:
+    """What fixes a run's weights; None in the records of other programs."""
+    return read_json(run.path / "config.json").get("fingerprint")
 
 
 def write_sums(folder: Path) -> None:

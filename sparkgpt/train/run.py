@@ -153,7 +153,7 @@ def _resume(
                 f"{path} holds an optimizer state of {optimizer.updates} updates, not {made}; "
                 "remove this checkpoint"
             )
-    print(f"resuming {train.run_name} after step {state.step}", file=sys.stderr)
+        print(f"resuming {train.run_name} after step {state.step}", file=sys.stderr)
     if ranks.is_main:
         cut_metrics(folder / "metrics.jsonl", state.step)
     # Damaged, or not the same on all ranks: about to be written again.

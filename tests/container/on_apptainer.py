@@ -154,8 +154,8 @@ def test_another_image_than_was_scheduled_is_an_error(elsewhere, digest):
     (elsewhere / "containers" / "cpu.digest").write_text(other)
     code, output = contained("results/smoke-apptainer/autotune.json", cwd=elsewhere)
     assert code
-    line = f"sparkgpt: error: this runs in image {digest}, but its job was scheduled for {other}"
-    assert line in output
+    line = f"this runs in image {digest}, but its job was scheduled for image {other}"
+    assert f"sparkgpt: error: {line}" in output
     assert not list(elsewhere.rglob("results/**/*.json"))
 
 

@@ -74,10 +74,10 @@ def test_weights_beside_must_be_those_of_their_runs(version, capsys):
     (weights / "WEIGHTS.sha256").write_text(f"{digest}  dense-s0.safetensors\n")
     (line,) = failures(version, capsys)
     assert "dense-s0.safetensors: sha256 is" in line
-    summary = version / "runs/dense-s0/summary.json"
-    for path in (summary, version / "runs/dense-s0/run.json"):
-        value = json.loads(path.read_text())
-        path.write_text(path.read_text().replace(value["weights_sha256"], digest))
+    run = version / "runs/dense-s0"
+    recorded = json.loads((run / "summary.json").read_text())["weights_sha256"]
+    for path in (run / "summary.json", run / "run.json", version / "WEIGHTS.sha256"):
+        path.write_text(path.read_text().replace(recorded, digest))
     write_sums(version)
     assert not any("safetensors" in line for line in failures(version, capsys))
     (weights / "dense-s0.safetensors").write_bytes(b"other Weights")

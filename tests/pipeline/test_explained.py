@@ -330,6 +330,22 @@ def test_trace_checks_each_link(built):
     assert built.sparkgpt("trace", "dens", "--records", RECORDS)[0] == 2
 
 
+def test_trace_of_a_run_in_another_group(built):
+    group = built.root / RECORDS / "sweep"
+    shutil.copytree(built.root / RECORDS / "runs/moe-s0", group / "runs/small-s0")
+    for name in ("summary.json", "run.json"):
+        text = (group / "runs/small-s0" / name).read_text()
+        (group / "runs/small-s0" / name).write_text(text.replace('"moe', '"small'))
+    try:
+        _, output, error = built.sparkgpt("trace", "small", "--records", RECORDS, "--json")
+    finally:
+        shutil.rmtree(group)
+    links = {link["name"]: link for link in json.loads(output)["links"]}
+    for name in ("record", "weights", "train data", "val data", "source", "autotune"):
+        assert links[name]["holds"] is True, (name, error)
+    assert links["autotune"]["where"] == f"{RECORDS}/autotune.json"
+
+
 def test_clean_lists_and_removes_what_no_run_resumes(built):
     def listed(*more):
         return json.loads(built.sparkgpt("clean", "--profile", "tiny", "--json", *more)[1])["stale"]

@@ -165,6 +165,18 @@ def test_equal_weights_are_refused_across_groups(complete, tmp_path):
     refused(complete, "dense-s0 and .*other-s0 have the same weights", "--extra", f"sweep={sweep}")
 
 
+def test_a_sweep_may_hold_a_published_run_under_another_name(complete, tmp_path):
+    sweep = tmp_path / "sweep"
+    write_run(sweep, "other", 0, 2.3)
+    for name in ("summary.json", "run.json"):
+        edit(sweep / "runs/other-s0" / name, {"weights_sha256": digest("dense 0")})
+    edit(complete / "runs/dense-s0/config.json", {"fingerprint": {"muon_lr": 0.01}})
+    edit(sweep / "runs/other-s0/config.json", {"fingerprint": {"muon_lr": 0.02}})
+    refused(complete, "dense-s0 and .*other-s0 have the same weights", "--extra", f"sweep={sweep}")
+    edit(sweep / "runs/other-s0/config.json", {"fingerprint": {"muon_lr": 0.01}})
+    publish(complete, "--extra", f"sweep={sweep}")
+
+
 def test_a_version_tells_what_it_was_made_of(complete, tmp_path):
     publish(complete)
     version = tmp_path / "results" / "v0.1.0"
