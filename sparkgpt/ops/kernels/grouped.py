@@ -7,6 +7,7 @@ The host never reads the offsets. Expert e owns the tiles from `start // BLOCK_R
 being its first row. That leaves it at least `ceil(rows / BLOCK_R)` of them before its neighbour's
 first, so a program finds its rows by one comparison with every offset, and R // BLOCK_R + E + 1
 tiles are always enough. Rows beyond the last offset are one more group, whose outputs are zeros.
+One binary serves every R; widths that are no multiple of 16 get slower ones that no specimen has.
 
 | product | reads | writes | FLOPs |
 | --- | --- | --- | --- |
@@ -64,7 +65,7 @@ def rows_of(tile, offsets_ptr, R, E: tl.constexpr, LANES: tl.constexpr, BLOCK_R:
     return expert, start + (tile - start // BLOCK_R - expert) * BLOCK_R, end
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R"])
 def _grouped_matmul(
     a_ptr, weight_ptr, offsets_ptr, out_ptr, R, K, N,
     E: tl.constexpr, LANES: tl.constexpr, BY_ROWS: tl.constexpr,
@@ -190,12 +191,16 @@ def _type(name: str) -> str:
     return "*bf16" if name.endswith("_ptr") else "i32"
 
 
-def grouped_specimens(num_experts: int) -> list[Specimen]:
-    """Those of this file's kernels."""
+def matmul_specimens(num_experts: int) -> list[Specimen]:
+    """`grouped_matmul`, both ways."""
     constants = expert_constants(num_experts)
-    found = [
+    return [
         specimen
         for by_rows in (False, True)
         for specimen in specimens_of(_grouped_matmul, MATMUL, {**constants, "BY_ROWS": by_rows})
     ]
-    return [*found, *specimens_of(_grouped_outer, OUTER, {})]
+
+
+def outer_specimens() -> list[Specimen]:
+    """`grouped_outer`, which is the same for any number of experts."""
+    return specimens_of(_grouped_outer, OUTER, {})

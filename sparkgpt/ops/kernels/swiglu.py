@@ -38,7 +38,8 @@ from sparkgpt.ops.kernels.grouped import (
     default_config,
     expert_constants,
     expert_rows,
-    grouped_specimens,
+    matmul_specimens,
+    outer_specimens,
     rows_of,
     specimens_of,
     tiles_of,
@@ -62,7 +63,7 @@ WGRAD = (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R"])
 def _swiglu_forward(
     x_ptr, weight_ptr, offsets_ptr, gate_up_ptr, hidden_ptr, R, D, F,
     E: tl.constexpr, LANES: tl.constexpr,
@@ -107,7 +108,7 @@ def _derivative(grad, gate, up):
     return grad * up * share * (1.0 + gate * (1.0 - share)), grad * gate * share
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R"])
 def _swiglu_dgrad(
     grad_ptr, gate_up_ptr, weight_ptr, offsets_ptr, out_ptr, R, D, F,
     E: tl.constexpr, LANES: tl.constexpr,
@@ -244,15 +245,11 @@ def swiglu_wgrad(
 
 
 def specimens() -> list[Specimen]:
-    """Each kernel in each of its tiles for 8 experts, and the first ones for a dense layer."""
-    constants = expert_constants(8)
-    dense = expert_constants(1)
-    return [
-        *specimens_of(_swiglu_forward, FORWARD, constants),
-        *specimens_of(_swiglu_dgrad, DGRAD, constants),
-        *specimens_of(_swiglu_wgrad, WGRAD, {}),
-        *grouped_specimens(8),
-        *specimens_of(_swiglu_forward, FORWARD, dense)[:1],
-        *specimens_of(_swiglu_dgrad, DGRAD, dense)[:1],
-        *grouped_specimens(1)[:1],
-    ]
+    """Each kernel in each of its tiles, for 8 experts and for a dense layer."""
+    found = [*specimens_of(_swiglu_wgrad, WGRAD, {}), *outer_specimens()]
+    for experts in (8, 1):
+        constants = expert_constants(experts)
+        found += specimens_of(_swiglu_forward, FORWARD, constants)
+        found += specimens_of(_swiglu_dgrad, DGRAD, constants)
+        found += matmul_specimens(experts)
+    return found
