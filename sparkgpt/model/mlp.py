@@ -1,6 +1,6 @@
 """The dense SwiGLU MLP.
 
-Shapes: T packed positions, D model width, F hidden width.
+Shapes: T packed positions, D model width, F hidden width, G = 2F.
 """
 
 import torch.nn.functional as F
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from sparkgpt.config import ModelConfig
 from sparkgpt.model.linear import Linear
 from sparkgpt.ops.choices import Kernels
+from sparkgpt.ops.swiglu import one_group, swiglu_mlp
 
 
 def swiglu(gate_up_T2F: Tensor) -> Tensor:
@@ -27,4 +28,8 @@ class MLP(nn.Module):
         self.down = Linear(config.intermediate_size, config.model_dim)
 
     def forward(self, x_TD: Tensor) -> Tensor:
+        if self.kernels.swiglu:
+            gate_up_1GD = self.gate_up.weight.to(x_TD.dtype)[None]
+            down_1DF = self.down.weight.to(x_TD.dtype)[None]
+            return swiglu_mlp(x_TD, gate_up_1GD, down_1DF, one_group(x_TD))
         return self.down(swiglu(self.gate_up(x_TD)))

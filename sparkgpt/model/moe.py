@@ -1,7 +1,7 @@
 """The sparse MLP: a softmax top-k router over packed SwiGLU experts.
 
 Shapes: T packed positions, D model width, E experts, k experts per position, F expert hidden width,
-R = T * k rows sorted by expert.
+G = 2F, R = T * k rows sorted by expert.
 """
 
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from sparkgpt.model.linear import Linear
 from sparkgpt.model.mlp import swiglu
 from sparkgpt.ops.choices import Kernels
 from sparkgpt.ops.experts import combine, dispatch, grouped_linear, sort_by_expert
+from sparkgpt.ops.swiglu import swiglu_mlp
 
 
 class LayerStats(NamedTuple):
@@ -46,14 +47,21 @@ class MoE(nn.Module):
             weight_Tk = weight_Tk / weight_Tk.sum(-1, keepdim=True)
         return probs_TE, weight_Tk.to(x_TD.dtype), expert_Tk
 
+    def experts(self, rows_RD: Tensor, offsets_E: Tensor) -> Tensor:
+        """Each row through its expert: (R, D) sorted by expert -> (R, D)."""
+        gate_up_EGD, down_EDF = self.gate_up.to(rows_RD.dtype), self.down.to(rows_RD.dtype)
+        if self.kernels.swiglu:
+            return swiglu_mlp(rows_RD, gate_up_EGD, down_EDF, offsets_E)
+        hidden_RF = swiglu(grouped_linear(rows_RD, gate_up_EGD, offsets_E))
+        return grouped_linear(hidden_RF, down_EDF, offsets_E)
+
     def forward(self, x_TD: Tensor, real_T: Tensor | None) -> tuple[Tensor, LayerStats]:
         """(T, D) -> (T, D) and the statistics over positions where real (T,) bool (None: all)."""
         probs_TE, weight_Tk, expert_Tk = self.route(x_TD)
         num_experts = probs_TE.shape[1]
         order_R, inverse_R, offsets_E = sort_by_expert(expert_Tk, num_experts)
         rows_RD = dispatch(x_TD, order_R, inverse_R, self.k)
-        hidden_RF = swiglu(grouped_linear(rows_RD, self.gate_up.to(x_TD.dtype), offsets_E))
-        y_RD = grouped_linear(hidden_RF, self.down.to(x_TD.dtype), offsets_E)
+        y_RD = self.experts(rows_RD, offsets_E)
         out_TD = combine(y_RD, weight_Tk, order_R, inverse_R)
         return out_TD, layer_stats(probs_TE, expert_Tk, real_T)
 

@@ -1,0 +1,165 @@
+"""The SwiGLU MLP over rows sorted by expert: the products with SwiGLU and its derivative inside.
+
+Shapes: R rows sorted by expert, E experts (1 for a dense layer), D model width, F hidden width,
+G = 2F, gate first; N any width. offsets (E,) int32 is the end of each expert's rows.
+
+On CUDA each operation is Triton kernels, on a CPU the formulas here, forward and backward. Rows
+beyond the last offset give zeros; an expert without rows gets a zero gradient.
+Source: Shazeer 2020 (arXiv:2002.05202).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.library import custom_op
+
+
+def swiglu_mlp(x_RD: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor, offsets_E: Tensor) -> Tensor:
+    """down[e] (silu(gate) * up) of each row by its expert: (R, D) -> (R, D).
+
+    gate_up (E, 2F, D), down (E, D, F), both of x's dtype, and so are their gradients; products
+    accumulate in float32. Differentiable in all but the offsets.
+    """
+    hidden_RF, _ = swiglu_hidden(x_RD, gate_up_EGD, offsets_E)
+    return swiglu_down(hidden_RF, down_EDF, offsets_E)
+
+
+def one_group(x_RD: Tensor) -> Tensor:
+    """Offsets (1,) int32 that give every row to the one matrix of a dense layer."""
+    return torch.full((1,), x_RD.shape[0], dtype=torch.int32, device=x_RD.device)
+
+
+@custom_op("sparkgpt::swiglu_hidden", mutates_args=(), device_types="cpu")
+def swiglu_hidden(x_RD: Tensor, weight_EGD: Tensor, offsets_E: Tensor) -> tuple[Tensor, Tensor]:
+    """silu(x w_gate^T) * (x w_up^T): (R, D), (E, 2F, D) -> hidden (R, F).
+
+    Its second output (R, 2F), gate and up, is for the backward and has no gradient of its own.
+    """
+    gate_up_RG = _linear(x_RD, weight_EGD.mT, offsets_E)
+    gate_RF, up_RF = gate_up_RG.chunk(2, dim=-1)
+    return F.silu(gate_RF) * up_RF, gate_up_RG
+
+
+@custom_op("sparkgpt::swiglu_hidden_backward", mutates_args=(), device_types="cpu")
+def swiglu_hidden_backward(
+    grad_RF: Tensor, gate_up_RG: Tensor, x_RD: Tensor, weight_EGD: Tensor, offsets_E: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x (R, D) and of the weight (E, 2F, D) from that of hidden (R, F).
+
+    With s = sigmoid(gate): d_gate = grad * up * s * (1 + gate * (1 - s)), d_up = grad * gate * s.
+    """
+    gate_RF, up_RF = gate_up_RG.chunk(2, dim=-1)
+    share_RF = gate_RF.sigmoid()
+    d_gate_RF = grad_RF * up_RF * share_RF * (1 + gate_RF * (1 - share_RF))
+    d_RG = torch.cat((d_gate_RF, grad_RF * gate_RF * share_RF), dim=-1)
+    return _linear_backward(d_RG, x_RD, weight_EGD, offsets_E)
+
+
+@custom_op("sparkgpt::swiglu_down", mutates_args=(), device_types="cpu")
+def swiglu_down(hidden_RF: Tensor, weight_EDF: Tensor, offsets_E: Tensor) -> Tensor:
+    """Rows of expert e times weight[e].T: (R, F), (E, D, F) -> (R, D)."""
+    return _linear(hidden_RF, weight_EDF.mT, offsets_E)
+
+
+@custom_op("sparkgpt::swiglu_down_backward", mutates_args=(), device_types="cpu")
+def swiglu_down_backward(
+    grad_RD: Tensor, hidden_RF: Tensor, weight_EDF: Tensor, offsets_E: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of hidden (R, F) and of the weight (E, D, F) from that of the output (R, D)."""
+    return _linear_backward(grad_RD, hidden_RF, weight_EDF, offsets_E)
+
+
+def _rows(x_RN: Tensor, offsets_E: Tensor) -> tuple[Tensor, ...]:
+    """The rows of each expert, then those beyond the last offset."""
+    ends = [0, *offsets_E.tolist(), x_RN.shape[0]]
+    return x_RN.split([end - start for start, end in zip(ends[:-1], ends[1:], strict=True)])
+
+
+def _linear(x_RK: Tensor, weight_EKN: Tensor, offsets_E: Tensor) -> Tensor:
+    *rows, beyond = _rows(x_RK, offsets_E)
+    products = [x @ weight_KN for x, weight_KN in zip(rows, weight_EKN, strict=True)]
+    return torch.cat([*products, beyond.new_zeros(len(beyond), weight_EKN.shape[2])])
+
+
+def _linear_backward(
+    grad_RN: Tensor, x_RK: Tensor, weight_ENK: Tensor, offsets_E: Tensor
+) -> tuple[Tensor, Tensor]:
+    *grads, _ = _rows(grad_RN, offsets_E)
+    *rows, _ = _rows(x_RK, offsets_E)
+    d_weight_ENK = torch.stack([grad.T @ x for grad, x in zip(grads, rows, strict=True)])
+    return _linear(grad_RN, weight_ENK, offsets_E), d_weight_ENK
+
+
+@swiglu_hidden.register_kernel("cuda")
+def _(x_RD, weight_EGD, offsets_E):
+    from sparkgpt.ops.kernels import swiglu as kernels
+
+    return kernels.swiglu_forward(x_RD.contiguous(), weight_EGD.contiguous(), offsets_E)
+
+
+@swiglu_hidden_backward.register_kernel("cuda")
+def _(grad_RF, gate_up_RG, x_RD, weight_EGD, offsets_E):
+    from sparkgpt.ops.kernels import swiglu as kernels
+
+    grad_RF = grad_RF.contiguous()
+    d_x_RD = kernels.swiglu_dgrad(grad_RF, gate_up_RG, weight_EGD.contiguous(), offsets_E)
+    return d_x_RD, kernels.swiglu_wgrad(grad_RF, gate_up_RG, x_RD.contiguous(), offsets_E)
+
+
+@swiglu_down.register_kernel("cuda")
+def _(hidden_RF, weight_EDF, offsets_E):
+    from sparkgpt.ops.kernels.grouped import grouped_matmul
+
+    return grouped_matmul(hidden_RF.contiguous(), weight_EDF.contiguous(), offsets_E)
+
+
+@swiglu_down_backward.register_kernel("cuda")
+def _(grad_RD, hidden_RF, weight_EDF, offsets_E):
+    from sparkgpt.ops.kernels.grouped import grouped_matmul, grouped_outer
+
+    grad_RD, weight_EDF = grad_RD.contiguous(), weight_EDF.contiguous()
+    d_hidden_RF = grouped_matmul(grad_RD, weight_EDF, offsets_E, by_rows=True)
+    return d_hidden_RF, grouped_outer(grad_RD, hidden_RF.contiguous(), offsets_E)
+
+
+@swiglu_hidden.register_fake
+def _(x_RD, weight_EGD, offsets_E):
+    rows, gate_up = x_RD.shape[0], weight_EGD.shape[1]
+    return x_RD.new_empty(rows, gate_up // 2), x_RD.new_empty(rows, gate_up)
+
+
+@swiglu_hidden_backward.register_fake
+def _(grad_RF, gate_up_RG, x_RD, weight_EGD, offsets_E):
+    return x_RD.new_empty(x_RD.shape), weight_EGD.new_empty(weight_EGD.shape)
+
+
+@swiglu_down.register_fake
+def _(hidden_RF, weight_EDF, offsets_E):
+    return hidden_RF.new_empty(hidden_RF.shape[0], weight_EDF.shape[1])
+
+
+@swiglu_down_backward.register_fake
+def _(grad_RD, hidden_RF, weight_EDF, offsets_E):
+    return hidden_RF.new_empty(hidden_RF.shape), weight_EDF.new_empty(weight_EDF.shape)
+
+
+def _save_hidden(ctx, inputs, output) -> None:
+    hidden_RF, gate_up_RG = output
+    ctx.mark_non_differentiable(gate_up_RG)
+    ctx.save_for_backward(gate_up_RG, *inputs)
+
+
+def _hidden_backward(ctx, grad_RF, _):
+    return *swiglu_hidden_backward(grad_RF, *ctx.saved_tensors), None
+
+
+def _save_down(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _down_backward(ctx, grad_RD):
+    return *swiglu_down_backward(grad_RD, *ctx.saved_tensors), None
+
+
+swiglu_hidden.register_autograd(_hidden_backward, setup_context=_save_hidden)
+swiglu_down.register_autograd(_down_backward, setup_context=_save_down)
