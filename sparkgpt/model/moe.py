@@ -13,6 +13,7 @@ from sparkgpt.config import ModelConfig
 from sparkgpt.model.linear import Linear
 from sparkgpt.model.mlp import swiglu
 from sparkgpt.ops.choices import Kernels
+from sparkgpt.ops.dispatch import fused_combine, fused_dispatch
 from sparkgpt.ops.experts import combine, dispatch, grouped_linear, sort_by_expert
 from sparkgpt.ops.swiglu import swiglu_mlp
 
@@ -60,9 +61,12 @@ class MoE(nn.Module):
         probs_TE, weight_Tk, expert_Tk = self.route(x_TD)
         num_experts = probs_TE.shape[1]
         order_R, inverse_R, offsets_E = sort_by_expert(expert_Tk, num_experts)
-        rows_RD = dispatch(x_TD, order_R, inverse_R, self.k)
-        y_RD = self.experts(rows_RD, offsets_E)
-        out_TD = combine(y_RD, weight_Tk, order_R, inverse_R)
+        if self.kernels.dispatch:
+            rows_RD = fused_dispatch(x_TD, inverse_R, self.k)
+            out_TD = fused_combine(self.experts(rows_RD, offsets_E), weight_Tk, inverse_R)
+        else:
+            rows_RD = dispatch(x_TD, order_R, inverse_R, self.k)
+            out_TD = combine(self.experts(rows_RD, offsets_E), weight_Tk, order_R, inverse_R)
         return out_TD, layer_stats(probs_TE, expert_Tk, real_T)
 
 

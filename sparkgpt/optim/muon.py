@@ -34,6 +34,34 @@ def orthogonalize(g_BMN: Tensor) -> Tensor:
     return (x_BMN.mT if tall else x_BMN).to(g_BMN.dtype)
 
 
+def directions_by_kernels(
+    gradients: list[Tensor],
+    averages: list[Tensor],
+    momentum: float,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """Momentum, look-ahead and `orthogonalize` of float32 parameters of one shape (..., M, N).
+
+    Updates `averages` in place; returns (B, M, N) in `dtype`. The norm is a factor of the first
+    iteration's products, so that no pass is spent on dividing by it.
+    """
+    from sparkgpt.ops.kernels.newton_schulz import gemm, look_ahead
+
+    a, b, c = COEFFICIENTS
+    x_BMN, squares_BP = look_ahead(gradients, averages, momentum, dtype)
+    norm_B = squares_BP.sum(1).sqrt().clamp(min=EPS)
+    tall = x_BMN.shape[-2] > x_BMN.shape[-1]
+    scale_B, scale2_B = 1 / norm_B, 1 / norm_B.square()
+    for _ in range(ITERATIONS):
+        sides = (x_BMN.mT, x_BMN) if tall else (x_BMN, x_BMN.mT)
+        gram_BMM = gemm(*sides, scale_B=scale2_B, symmetric=True)
+        poly_BMM = gemm(gram_BMM, gram_BMM, alpha=c, c_BMN=gram_BMM, beta=b, symmetric=True)
+        sides = (x_BMN, poly_BMM) if tall else (poly_BMM, x_BMN)
+        x_BMN = gemm(*sides, c_BMN=x_BMN, beta=a, scale_B=scale_B)
+        scale_B = scale2_B = None
+    return x_BMN
+
+
 class Muon(torch.optim.Optimizer):
     """Muon over 2-D matrices and 3-D stacks of matrices (each matrix of a stack on its own).
 
@@ -59,16 +87,23 @@ class Muon(torch.optim.Optimizer):
     def _step_alike(self, parameters: list[Tensor], lr: float, momentum: float) -> None:
         """One step for parameters of one shape, their matrices in one batch."""
         shape = parameters[0].shape
-        looks = [self._look_ahead(p, momentum) for p in parameters]
-        batch_BMN = torch.stack(looks).view(-1, *shape[-2:])
-        update = orthogonalize(batch_BMN).view(-1, *shape)
+        if self.kernels and parameters[0].is_cuda:
+            gradients = [parameter.grad for parameter in parameters]
+            averages = [self._average(parameter) for parameter in parameters]
+            directions_BMN = directions_by_kernels(gradients, averages, momentum)
+        else:
+            looks = [self._look_ahead(p, momentum) for p in parameters]
+            directions_BMN = orthogonalize(torch.stack(looks).view(-1, *shape[-2:]))
         scale = max(1.0, shape[-2] / shape[-1]) ** 0.5
-        for parameter, direction in zip(parameters, update, strict=True):
+        for parameter, direction in zip(parameters, directions_BMN.view(-1, *shape), strict=True):
             parameter.add_(direction, alpha=-lr * scale)
 
-    def _look_ahead(self, parameter: Tensor, momentum: float) -> Tensor:
+    def _average(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
         if not state:
             state["momentum"] = torch.zeros_like(parameter, dtype=torch.float32)
-        average = state["momentum"].lerp_(parameter.grad, 1 - momentum)
+        return state["momentum"]
+
+    def _look_ahead(self, parameter: Tensor, momentum: float) -> Tensor:
+        average = self._average(parameter).lerp_(parameter.grad, 1 - momentum)
         return parameter.grad.lerp(average, momentum)

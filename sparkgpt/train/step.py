@@ -14,6 +14,7 @@ from sparkgpt.distributed import Ranks, sum_gradients, sum_over_ranks
 from sparkgpt.guard import largest_gradient, why_bad
 from sparkgpt.loss import cross_entropy_sum, load_balance
 from sparkgpt.model.transformer import RouterStats, Transformer
+from sparkgpt.ops.cross_entropy import head_nats_sum
 from sparkgpt.optim.hybrid import HybridOptimizer
 from sparkgpt.vocab import IGNORE_INDEX
 
@@ -33,6 +34,8 @@ def window_loss(model: Transformer, window: Window) -> tuple[Tensor, RouterStats
     """Sum of nats over a window's real targets, and the routers' statistics."""
     real_T = window.targets_T != IGNORE_INDEX
     x_TD, router = model.hidden(window.tokens_T, window.positions_T, window.cu_seqlens_S, real_T)
+    if model.kernels.head:
+        return head_nats_sum(x_TD, model.lm_head.weight, window.targets_T), router
     return cross_entropy_sum(model.logits(x_TD), window.targets_T), router
 
 

@@ -1,0 +1,87 @@
+"""Models with and without fused operations, and what is compiled for them."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from helpers.models import randomised
+from torch._dynamo.backends.debugging import aot_eager
+
+from sparkgpt.config import ModelConfig
+from sparkgpt.data.stream import _lay_out
+from sparkgpt.model import Transformer, moe
+from sparkgpt.ops import attention
+from sparkgpt.ops.choices import Kernels
+from sparkgpt.train.step import window_loss
+
+
+def poison(monkeypatch) -> None:
+    """From here on `torch.empty` gives NaN, so that what a kernel leaves unwritten shows."""
+    empty = torch.empty
+
+    def poisoned(*args, **named):
+        out = empty(*args, **named)
+        return out.fill_(float("nan")) if out.is_floating_point() else out
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+
+
+def plain_and_switched(config: ModelConfig, **switches: bool) -> tuple[Transformer, Transformer]:
+    """Two models of equal random weights, the second with these fused operations."""
+    plain, switched = randomised(config), Transformer(config, kernels=Kernels(**switches))
+    switched.load_state_dict(plain.state_dict())
+    return plain, switched
+
+
+def window(count: int, positions: int = 128):
+    """`count` documents of different lengths, then filler."""
+    documents = [np.arange(1 + 5 * i % 11, dtype=np.uint8) for i in range(count)]
+    return _lay_out(documents, range(count), positions)
+
+
+def loss_and_gradients(model: Transformer) -> dict[str, torch.Tensor]:
+    """Of one window, the routers' part included."""
+    nats, router = window_loss(model, window(6))
+    loss = nats if router is None else nats + (router.prob_sums_LE * router.counts_LE).sum()
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(loss / 50, parameters)
+    return {"nats": nats.detach(), **dict(zip(names, gradients, strict=True))}
+
+
+def assert_equal_models(plain: Transformer, switched: Transformer) -> None:
+    """Equal values and gradients in float32, up to the order of additions."""
+    expected = loss_and_gradients(plain)
+    for name, found in loss_and_gradients(switched).items():
+        scale = expected[name].abs().max().item()
+        assert torch.allclose(found, expected[name], rtol=0, atol=2e-6 * scale), name
+
+
+def graphs_after_each(model: Transformer, counts: tuple[int, ...], monkeypatch) -> list[int]:
+    """How many graphs `fullgraph=True` has compiled after windows of so many documents.
+
+    Attention and the experts' products are stand-ins that read no length back to the host, as the
+    operations on CUDA don't.
+    """
+    graphs, after = [], []
+
+    def counting(graph, examples):
+        graphs.append(graph)
+        return aot_eager(graph, examples)
+
+    def attend(q, k, v, ends, longest):
+        return q + (k + v).repeat_interleave(q.shape[1] // k.shape[1], 1) / ends.shape[0]
+
+    def product(x, w, ends):
+        return F.grouped_mm(x.bfloat16(), w.bfloat16().transpose(1, 2), offs=ends).to(x.dtype)
+
+    monkeypatch.setitem(attention.BACKENDS, model.attention_backend, attend)
+    monkeypatch.setattr(moe, "grouped_linear", product)
+    torch._dynamo.reset()
+    compiled = torch.compile(window_loss, fullgraph=True, backend=counting)
+    for count in counts:
+        nats, router = compiled(model, window(count))
+        (nats if router is None else nats + router.prob_sums_LE.sum()).backward()
+        after.append(len(graphs))
+        eager = window_loss(model, window(count))[0].item()
+        assert abs(nats.item() - eager) <= 1e-4 * eager
+    torch._dynamo.reset()
+    return after
