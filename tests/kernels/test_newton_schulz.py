@@ -71,6 +71,7 @@ def test_momentum_and_look_ahead_equal_torch(shape):
     batch, squares = kernels.look_ahead(gradients, averages, 0.95, torch.float32)
     assert torch.allclose(torch.stack(averages), torch.stack(expected), rtol=1e-6, atol=1e-7)
     assert torch.allclose(batch, torch.stack(looks).view(batch.shape), rtol=1e-6, atol=1e-6)
+    assert len(squares[0]) == -(-shape[-1] * shape[-2] // 4096)
     assert torch.allclose(squares.sum(1), batch.square().sum((1, 2)), rtol=1e-5)
     assert batch.shape[1:] == shape[-2:]
 

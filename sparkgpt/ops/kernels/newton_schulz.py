@@ -42,7 +42,8 @@ from torch import Tensor
 from sparkgpt.ops.kernels.specimen import Config, Specimen
 
 FAMILY = "newton_schulz"
-BLOCK = 4096  # elements of a matrix in one program of look_ahead
+# 4,096 elements of a matrix a program: 16 for each thread, four 16-byte loads of each tensor.
+LOOK_AHEAD = Config({"BLOCK": 4096}, num_warps=8, num_stages=1)
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 
 
@@ -193,7 +194,11 @@ def gemm(
 
 
 def look_ahead(
-    gradients: Sequence[Tensor], averages: Sequence[Tensor], momentum: float, dtype: torch.dtype
+    gradients: Sequence[Tensor],
+    averages: Sequence[Tensor],
+    momentum: float,
+    dtype: torch.dtype,
+    config: Config = LOOK_AHEAD,
 ) -> tuple[Tensor, Tensor]:
     """Momentum and Nesterov look-ahead of parameters of one shape, (..., M, N) fp32 each.
 
@@ -202,7 +207,7 @@ def look_ahead(
     """
     shape = gradients[0].shape
     size, stack = shape[-2] * shape[-1], shape[:-2].numel()
-    batch, blocks = len(gradients) * stack, triton.cdiv(size, BLOCK)
+    batch, blocks = len(gradients) * stack, triton.cdiv(size, config.tiles["BLOCK"])
     device = gradients[0].device
     batch_BMN = torch.empty(batch, *shape[-2:], dtype=dtype, device=device)
     squares_BP = torch.empty(batch, blocks, dtype=torch.float32, device=device)
@@ -211,8 +216,7 @@ def look_ahead(
         _look_ahead[(stack * blocks,)](
             *(grad.contiguous(), average, batch_BMN, squares_BP, i * stack, size),
             FRESH=1 - momentum,
-            BLOCK=BLOCK,
-            num_warps=8,
+            **config.options,
         )
     return batch_BMN, squares_BP
 
@@ -221,8 +225,8 @@ def specimens() -> list[Specimen]:
     """The momentum pass, and an iteration's products, wide and tall, in each tile size."""
     types = ("*fp32", "*fp32", "*bf16", "*fp32", "i32", "i32")
     names = ("grad_ptr", "average_ptr", "batch_ptr", "squares_ptr", "first", "size")
-    config = Config({"BLOCK": BLOCK}, num_warps=8, num_stages=3)
-    momentum = Specimen(_look_ahead, dict(zip(names, types, strict=True)), {"FRESH": 0.05}, config)
+    signature = dict(zip(names, types, strict=True))
+    momentum = Specimen(_look_ahead, signature, {"FRESH": 0.05}, LOOK_AHEAD)
     products = [
         gemm_specimen(dtype, side, **product)
         for dtype, side in ((torch.bfloat16, 128), (torch.bfloat16, 64), (torch.float32, 64))
