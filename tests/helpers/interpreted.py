@@ -1,6 +1,6 @@
 """Kernels that run on CPU tensors, in Triton's interpreter."""
 
-import importlib
+import importlib.util
 import os
 from types import ModuleType
 
@@ -14,16 +14,32 @@ def interpreted(family: str) -> ModuleType:
     Where a kernel is defined decides it, so the variable is set for the import alone: it must not
     leak into the processes that other tests start.
     """
-    pytest.importorskip("triton")
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed", allow_module_level=True)
     before = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = "1"
     try:
+        _interpret_library()
         return importlib.import_module(f"sparkgpt.ops.kernels.{family}")
     finally:
         if before is None:
             del os.environ["TRITON_INTERPRET"]
         else:
             os.environ["TRITON_INTERPRET"] = before
+
+
+def _interpret_library() -> None:
+    """Triton's own functions too, `tl.sum` and others: torch.compile may have imported them before."""
+    import triton.experimental.gluon  # noqa: F401, loaded at the first launch, from what these were
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    for name, function in list(vars(tl.standard).items()):
+        if isinstance(function, JITFunction):
+            for place in (tl.standard, tl, tl.core.tensor):
+                if getattr(place, name, None) is function:
+                    setattr(place, name, InterpretedFunction(function.fn))
 
 
 def poisoned(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
