@@ -29,7 +29,7 @@ def interpreted(family: str) -> ModuleType:
 
 
 def _interpret_library() -> None:
-    """Triton's own functions too, `tl.sum` and others: torch.compile may have imported them before."""
+    """Triton's own functions too, as `tl.sum`: torch.compile may have imported them before."""
     import triton.experimental.gluon  # noqa: F401, loaded at the first launch, from what these were
     import triton.language as tl
     from triton.runtime.interpreter import InterpretedFunction

@@ -71,7 +71,9 @@ def test_error_is_at_most_twice_the_plain_path_s(found_by, shape, dtype, nan_fil
     found = found_by(*values, shape[2], dtype)
     same = plain(*values, shape[2], dtype)
     exact = plain(*values, shape[2], torch.float64)
-    for name, *three in zip(("q", "k", "dqkv", "dq_gain", "dk_gain"), found, same, exact):
+    for name, *three in zip(
+        ("q", "k", "dqkv", "dq_gain", "dk_gain"), found, same, exact, strict=True
+    ):
         assert_as_exact(*three, name)
 
 
