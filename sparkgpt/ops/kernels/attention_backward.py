@@ -1,6 +1,31 @@
 """Gradients of attention over packed documents: one kernel for queries, one for keys and values.
 
-Shapes: as in `attention.py`.
+Shapes: T packed positions, N query heads, K key/value heads, A = N + 2K rows of a position, H head
+dimension, S = segments + 1 entries of `cu_seqlens`, P programs.
+
+Each output row belongs to one program, which adds in a fixed order: the same bits twice, no atomics
+and nothing to fill with zeros. A key's program goes over the queries of its whole group. The
+queries' kernel runs first and leaves, per output row, delta = out . dout for the keys' kernel.
+Fused with norm and RoPE, both end by turning their rows' gradients back, in registers, and write
+into the gradient of qkv; each program's share of the gains' is added up later, in a fixed order.
+
+Per layer as in `attention.py` (T = 49,152, L = 3,000, N, K, H = 4, 2, 128, bf16):
+
+    FLOPs  queries 3 products, keys and values 4: 14 N H a pair     528 G    5.8 ms at 91 TFLOP/s
+    bytes  queries (4 N + 2 K) H elements a position, keys and
+           values (2 N + 4 K) H                                     453 MB   2.1 ms at 220 GB/s
+    fused  (2 N + 4 K) H less than with `qk_rope`'s backward
+           after it, which reads and writes all three again        -201 MB  -0.9 ms
+
+One pass would do with 5 products, but must add to float32 rows of dq from many programs: 8 bytes
+read and written an element, L / 2 / KEYS times, 2.4 GB at KEYS = 128. Where that misses L2 it
+takes 11 ms, and in a fixed order it can't run in parallel; the 2 products more take 1.7 ms. Fused,
+this should be ahead of any attention whose norm and RoPE are apart; plain it is even at best.
+
+SASS for sm_121: HMMA.16816 in bf16, global to shared by LDGSTS of 16 bytes, the epilogue's x and
+tables by 8 or 16; 180 to 254 registers, 24 to 96 KB, no stack, fused or not. Keys and values at
+H = 128 in tiles of 128 with 8 warps want two registers too many, hence 64 with 4, two a
+multiprocessor.
 """
 
 from typing import NamedTuple
@@ -12,6 +37,7 @@ from torch import Tensor
 
 from sparkgpt.ops.kernels.attention_tiles import (
     CANDIDATES,
+    check,
     constants,
     default_config,
     load_tile,
@@ -310,6 +336,7 @@ def backward(
     configs: tuple[Config, Config] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v from that of the output; `out` and `lse` as the forward gave them."""
+    check(q_TNH)
     like = lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grads = like(q_TNH), like(k_TKH), like(v_TKH)
     _launch(dout_TNH, q_TNH, k_TKH, v_TKH, out_TNH, lse_NT, cu_S, grads, None, configs)
@@ -330,6 +357,7 @@ def fused_backward(
     configs: tuple[Config, Config] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of qkv (T, A, H) and of both gains (H,), q's and k's never in memory."""
+    check(q_TNH)
     kv_heads = k_TKH.shape[1]
     split = lambda x_TAH: x_TAH.split((q_TNH.shape[1], kv_heads, kv_heads), 1)
     dqkv_TAH = torch.empty_like(qkv_TAH)

@@ -6,8 +6,10 @@ entries of `cu_seqlens`, B positions of a tile.
 
 import math
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from sparkgpt.ops.kernels.specimen import Config
 
@@ -67,6 +69,12 @@ def load_tile(pointers, inside, MASKED: tl.constexpr):
         return tl.load(pointers, mask=inside[:, None], other=0.0)
     else:
         return tl.load(pointers)
+
+
+def check(q_TNH: Tensor) -> None:
+    """TypeError for a dtype that no specimen covers; the interpreter takes any."""
+    if q_TNH.is_cuda and q_TNH.dtype != torch.bfloat16:
+        raise TypeError(f"the attention kernels compute in bfloat16, not {q_TNH.dtype}")
 
 
 def default_config(kernel: str, head_dim: int) -> Config:
