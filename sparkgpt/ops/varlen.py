@@ -20,7 +20,7 @@ def varlen_forward(
     """Output (T, N, H) in q's dtype and, for the backward alone, base-2 logarithms of the softmax's
     sums (N, T), in float32 at least; arguments as of `varlen_attention`.
 
-    On CUDA bfloat16 or float16, H 64 or 128. Sources: online softmax, Milakov and Gimelshein 2018
+    On CUDA bfloat16, H 64 or 128. Sources: online softmax, Milakov and Gimelshein 2018
     (arXiv:1805.02867); its backward by tiles, Dao et al. 2022 (arXiv:2205.14135).
     """
     if q_TNH.is_cuda:

