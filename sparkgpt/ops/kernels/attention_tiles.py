@@ -11,6 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparkgpt.ops.kernels.qk_rope import (
+    load_gain,
+    load_halves,
+    load_tables,
+    norm_rope_backward,
+    store_halves,
+)
 from sparkgpt.ops.kernels.specimen import Config
 
 # Per kernel and head dimension: the default first, then what may take its place.
@@ -69,6 +76,41 @@ def load_tile(pointers, inside, MASKED: tl.constexpr):
         return tl.load(pointers, mask=inside[:, None], other=0.0)
     else:
         return tl.load(pointers)
+
+
+@triton.jit
+def store_head(
+    low,
+    high,
+    grad_at,
+    grad_stride,
+    x_at,
+    x_stride,
+    gain_H,
+    cos_at,
+    sin_at,
+    shares_at,
+    rows_left,
+    H: tl.constexpr,
+    EPS: tl.constexpr,
+    FUSED: tl.constexpr,
+    B: tl.constexpr,
+):
+    """Write the gradient of a head's rows: as it is, or of what they were before norm and RoPE."""
+    row = tl.arange(0, B)
+    column = tl.arange(0, H // 2)
+    mask = (row < rows_left)[:, None]
+    if FUSED:
+        # Rows beyond the segment are zeros in x and in both halves, and add nothing to the shares.
+        gain_low, gain_high = load_gain(gain_H, column, H // 2)
+        cos, sin = load_tables(cos_at, sin_at, row, column, mask, H)
+        x_low, x_high = load_halves(x_at + row[:, None] * x_stride, column, mask, H // 2)
+        low, high, share_low, share_high = norm_rope_backward(
+            low, high, x_low, x_high, gain_low, gain_high, cos, sin, H, EPS
+        )
+        tl.store(shares_at + column, tl.sum(share_low, axis=0))
+        tl.store(shares_at + H // 2 + column, tl.sum(share_high, axis=0))
+    store_halves(grad_at + row[:, None] * grad_stride, column, mask, low, high, H // 2)
 
 
 def check(q_TNH: Tensor) -> None:
