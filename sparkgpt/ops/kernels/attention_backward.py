@@ -167,13 +167,13 @@ def _launch(dout_TNH, q_TNH, k_TKH, v_TKH, out_TNH, lse_NT, cu_S, grads, normed,
     return shares
 
 
-def specimens(heads: int, kv_heads: int, head_dim: int) -> list[Specimen]:
-    """Both kernels, each plain and fused."""
+def specimens(shape: tuple[int, int, int], count: int | None) -> list[Specimen]:
+    """Both kernels, each plain and fused, in the first `count` configurations, for (N, K, H)."""
     found = []
     kernels = {"queries": attention_backward_queries, "keys": attention_backward_keys}
     for name, kernel in kernels.items():
         for fused in (False, True):
-            values = constants(heads, kv_heads, head_dim) | {"EPS": 1e-6, "FUSED": fused}
-            for config in CANDIDATES[name, head_dim]:
+            values = constants(*shape) | {"EPS": 1e-6 if fused else 0.0, "FUSED": fused}
+            for config in CANDIDATES[name, shape[2]][:count]:
                 found.append(Specimen(kernel, signature(kernel), values, config))
     return found

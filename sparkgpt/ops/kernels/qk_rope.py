@@ -306,16 +306,13 @@ def specimens() -> list[Specimen]:
     found = []
     for heads, kv_heads, head_dim in ((4, 2, 128), (16, 8, 128), (8, 4, 64)):
         shape = {"N": heads, "K": kv_heads, "H": head_dim, "COLUMNS": head_dim // 2, "EPS": 1e-6}
-        for kind in ("*bf16", "*fp32"):
-            common = {"q_gain_H": "*fp32", "k_gain_H": "*fp32", "cos_TH": kind, "sin_TH": kind}
-            outputs = {"qkv_TAH": kind, "q_TNH": kind, "k_TKH": kind}
-            config = default_config(head_dim, backward=False)
-            signature = outputs | common | {"T": "i32"}
-            found.append(Specimen(_qk_rope_forward, signature, shape, config))
-            grads = {"dq_TNH": kind, "dk_TKH": kind, "dv_TKH": kind, "qkv_TAH": kind}
-            written = {"dqkv_TAH": kind, "shares_P2H": "*fp32"}
-            sizes = {"q_stride": "i32", "k_stride": "i32", "v_stride": "i32", "T": "i32"}
-            config = default_config(head_dim, backward=True)
-            signature = grads | common | written | sizes
-            found.append(Specimen(_qk_rope_backward, signature, shape, config))
+        for kind in ("*bf16", "*fp32")[: 1 if heads == 16 else 2]:
+            for kernel in (_qk_rope_forward, _qk_rope_backward):
+                config = default_config(head_dim, backward=kernel is _qk_rope_backward)
+                types = dict.fromkeys(kernel.arg_names, kind)
+                types |= dict.fromkeys(("q_gain_H", "k_gain_H", "shares_P2H"), "*fp32")
+                types |= dict.fromkeys(("q_stride", "k_stride", "v_stride", "T"), "i32")
+                constant = shape.keys() | config.tiles.keys()
+                signature = {n: types[n] for n in kernel.arg_names if n not in constant}
+                found.append(Specimen(kernel, signature, shape, config))
     return found
