@@ -20,7 +20,10 @@ from sparkgpt.progress import progress
 SCHEMA = 1
 REPEATS = 7
 # Per device type: the reference first, then what may take its place.
-CANDIDATES = {"cpu": ("sdpa-expanded", "sdpa-view", "sdpa"), "cuda": ("varlen", "flash-attn")}
+CANDIDATES = {
+    "cpu": ("sdpa-expanded", "sdpa-view", "sdpa"),
+    "cuda": ("varlen", "flash-attn", "triton"),
+}
 
 
 def tune_attention(shape: tuple[int, int, int], device, window: int, longest: int) -> dict:
@@ -37,8 +40,8 @@ def tune_attention(shape: tuple[int, int, int], device, window: int, longest: in
     names = []
     for name in CANDIDATES[device.type]:
         try:
-            names.append(choose_backend(name, device))
-        except UserError:  # a package that isn't installed is no candidate
+            names.append(choose_backend(name, device, shape[2]))
+        except UserError:  # without its package, or for other shapes, it is no candidate
             continue
     seconds: dict[str, list[float]] = {name: [] for name in names}
     results = {}

@@ -36,7 +36,7 @@ def build_model(config: ModelConfig, state: dict[str, Tensor], device: torch.dev
     """A model with these weights, in evaluation mode, computing as `load_model` says."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with torch.device("meta"):
-        model = Transformer(config, dtype, choose_backend("auto", device))
+        model = Transformer(config, dtype, choose_backend("auto", device, config.head_dim))
     weights = {name: value.to(device, torch.float32) for name, value in state.items()}
     try:
         model.load_state_dict(weights, assign=True)

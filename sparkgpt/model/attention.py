@@ -10,6 +10,8 @@ from sparkgpt.config import ModelConfig
 from sparkgpt.model.linear import Linear, RMSNorm
 from sparkgpt.ops.attention import varlen_attention
 from sparkgpt.ops.choices import Kernels
+from sparkgpt.ops.qk_rope import qk_rope
+from sparkgpt.ops.qk_rope_attention import qk_rope_attention
 from sparkgpt.ops.rope import apply_rope
 
 
@@ -26,11 +28,18 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.o = Linear(config.attention_heads * config.head_dim, config.model_dim)
 
+    def qkv_heads(self, x_TD: Tensor) -> Tensor:
+        """(T, D) -> (T, N + 2K, H): queries, keys, values."""
+        return self.qkv(x_TD).view(x_TD.shape[0], sum(self.heads), self.head_dim)
+
     def project(
         self, x_TD: Tensor, cos_TH: Tensor, sin_TH: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Normed, rotated queries (T, N, H) and keys (T, K, H), and values (T, K, H)."""
-        qkv_TAH = self.qkv(x_TD).view(x_TD.shape[0], sum(self.heads), self.head_dim)
+        qkv_TAH = self.qkv_heads(x_TD)
+        if self.kernels.qk_rope:
+            gains = self.q_norm.weight, self.k_norm.weight
+            return qk_rope(qkv_TAH, *gains, cos_TH, sin_TH, self.heads[1], self.q_norm.eps)
         q_TNH, k_TKH, v_TKH = qkv_TAH.split(self.heads, dim=1)
         q_TNH = apply_rope(self.q_norm(q_TNH), cos_TH, sin_TH)
         k_TKH = apply_rope(self.k_norm(k_TKH), cos_TH, sin_TH)
@@ -46,6 +55,13 @@ class Attention(nn.Module):
         backend: str,
     ) -> Tensor:
         """(T, D) -> (T, D); see `varlen_attention` for the last three."""
-        qkv = self.project(x_TD, cos_TH, sin_TH)
-        out_TNH = varlen_attention(*qkv, cu_seqlens_S, max_seqlen, backend)
+        if self.kernels.qk_rope and backend == "triton":
+            gains, tables = (self.q_norm.weight, self.k_norm.weight), (cos_TH, sin_TH)
+            constants = self.heads[1], self.q_norm.eps
+            out_TNH = qk_rope_attention(
+                self.qkv_heads(x_TD), *gains, *tables, cu_seqlens_S, *constants
+            )
+        else:
+            qkv = self.project(x_TD, cos_TH, sin_TH)
+            out_TNH = varlen_attention(*qkv, cu_seqlens_S, max_seqlen, backend)
         return self.o(out_TNH.flatten(1))

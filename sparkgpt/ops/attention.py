@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparkgpt.errors import UserError
+from sparkgpt.ops.varlen import HEAD_DIMS, varlen_forward
 
 
 def varlen_attention(
@@ -26,10 +27,16 @@ def varlen_attention(
     return BACKENDS[backend](q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen)
 
 
-def choose_backend(wanted: str, device: torch.device) -> str:
-    """Resolve 'auto' for a device; UserError when the wanted back end cannot run there."""
+def choose_backend(
+    wanted: str, device: torch.device, head_dim: int | None = None, triton: bool = True
+) -> str:
+    """Resolve 'auto' for a device; UserError when the wanted back end cannot run there.
+
+    On CUDA the first of: our kernels, where `triton` and `head_dim` (None: any) allow; flash-attn;
+    torch's own.
+    """
     if device.type == "cpu":
-        if wanted in ("flash-attn", "varlen"):
+        if wanted in ("triton", "flash-attn", "varlen"):
             raise UserError(
                 f"--attention-backend {wanted} needs a CUDA device; use auto or sdpa on a CPU"
             )
@@ -40,9 +47,22 @@ def choose_backend(wanted: str, device: torch.device) -> str:
             "--attention-backend flash-attn: the package flash_attn is not installed; "
             "install it, or use varlen"
         )
-    if wanted == "auto":
-        return "flash-attn" if has_flash else "varlen"
-    return wanted
+    misses = _what_triton_misses(head_dim)
+    if wanted == "triton" and misses:
+        raise UserError(f"--attention-backend triton: {misses}; use varlen")
+    if wanted != "auto":
+        return wanted
+    if triton and not misses:
+        return "triton"
+    return "flash-attn" if has_flash else "varlen"
+
+
+def _what_triton_misses(head_dim: int | None) -> str:
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if head_dim not in (None, *HEAD_DIMS):
+        return f"a head dimension of 64 or 128 is needed, not {head_dim}"
+    return ""
 
 
 def _per_document(one: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -115,10 +135,15 @@ def _varlen_attn(q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen):
     )
 
 
+def _triton(q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen):
+    return varlen_forward(q_TNH, k_TKH, v_TKH, cu_seqlens_S)[0]
+
+
 BACKENDS = {
     "sdpa": _per_document(_sdpa),
     "sdpa-expanded": _per_document(_sdpa_expanded),
     "sdpa-view": _per_document(_sdpa_view),
+    "triton": _triton,
     "flash-attn": _flash_attn,
     "varlen": _varlen_attn,
 }

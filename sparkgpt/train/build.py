@@ -30,7 +30,9 @@ def build_model(
     model = Transformer(
         config,
         compute_dtype=torch.bfloat16 if cuda else torch.float32,
-        attention_backend=choose_backend(backend, ranks.device),
+        attention_backend=choose_backend(
+            backend, ranks.device, config.head_dim, train.triton_attention is not False
+        ),
         kernels=kernels_of(train, ranks.device.type),
     )
     init_weights(model, train)

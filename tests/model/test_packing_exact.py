@@ -55,7 +55,7 @@ def test_an_all_filler_window_adds_nothing_and_stays_finite(variant):
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1)])
-@pytest.mark.parametrize("backend", CANDIDATES["cpu"])
+@pytest.mark.parametrize("backend", (*CANDIDATES["cpu"], "triton"))
 def test_attention_equals_a_dense_mask_in_fp64(backend, heads):
     torch.manual_seed(0)
     (n, k), lengths, h = heads, [63, 1, 130, 7], 16

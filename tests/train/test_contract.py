@@ -98,6 +98,7 @@ MISTAKES = {
     "window too small": (["--tokens-per-batch", "100"], "--tokens-per-batch 100"),
     "no cuda": (["--device", "cuda"], "--device cuda"),
     "flash-attn on a cpu": (["--attention-backend", "flash-attn"], "flash-attn"),
+    "our kernels on a cpu": (["--attention-backend", "triton"], "triton needs a CUDA device"),
     "nan": (["--muon-lr", "nan"], "--muon-lr nan"),
     "infinity": (["--target-tokens", "inf"], "--target-tokens inf"),
     "negative std": (["--mup-hidden-std", "-1"], "--mup-hidden-std -1"),

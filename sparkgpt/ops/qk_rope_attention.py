@@ -1,0 +1,115 @@
+"""Query and key norm, RoPE and attention as one operator of the qkv buffer.
+
+Its backward turns the gradients of normed, rotated queries and keys back inside attention's own
+kernels, so that they are never in memory: it writes the gradient of qkv and nothing else of size.
+
+Shapes: T packed positions, N query heads, K key/value heads, A = N + 2K rows of a position in the
+order q, k, v, H head dimension, S = segments + 1 entries of `cu_seqlens`.
+"""
+
+import torch
+from torch import Tensor
+
+from sparkgpt.ops.qk_rope import norm_rope, norm_rope_backward, split_heads
+from sparkgpt.ops.varlen import reference, reference_backward
+
+
+def qk_rope_attention(
+    qkv_TAH: Tensor,
+    q_gain_H: Tensor,
+    k_gain_H: Tensor,
+    cos_TH: Tensor,
+    sin_TH: Tensor,
+    cu_seqlens_S: Tensor,
+    kv_heads: int,
+    eps: float,
+) -> Tensor:
+    """`varlen_attention` of what `qk_rope` makes of qkv (T, A, H): (T, N, H) in its dtype.
+
+    Arguments, precision and sources as theirs.
+    """
+    tables = (q_gain_H, k_gain_H, cos_TH, sin_TH)
+    return fused_forward(qkv_TAH, *tables, cu_seqlens_S, kv_heads, eps)[0]
+
+
+@torch.library.custom_op("sparkgpt::qk_rope_attention", mutates_args=())
+def fused_forward(
+    qkv_TAH: Tensor,
+    q_gain_H: Tensor,
+    k_gain_H: Tensor,
+    cos_TH: Tensor,
+    sin_TH: Tensor,
+    cu_seqlens_S: Tensor,
+    kv_heads: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The output and, for the backward alone, the softmax's (N, T) and q and k as attention saw
+    them."""
+    q_TNH, k_TKH, v_TKH = split_heads(qkv_TAH, kv_heads)
+    if qkv_TAH.is_cuda:
+        from sparkgpt.ops.kernels import attention, qk_rope
+
+        tables = (q_gain_H, k_gain_H, cos_TH, sin_TH)
+        q_TNH, k_TKH = qk_rope.forward(qkv_TAH, *tables, kv_heads, eps)
+        return *attention.forward(q_TNH, k_TKH, v_TKH, cu_seqlens_S), q_TNH, k_TKH
+    q_TNH = norm_rope(q_TNH, q_gain_H, cos_TH, sin_TH, eps)
+    k_TKH = norm_rope(k_TKH, k_gain_H, cos_TH, sin_TH, eps)
+    return *reference(q_TNH, k_TKH, v_TKH, cu_seqlens_S), q_TNH, k_TKH
+
+
+@fused_forward.register_fake
+def _(qkv_TAH, q_gain_H, k_gain_H, cos_TH, sin_TH, cu_seqlens_S, kv_heads, eps):
+    tokens, rows, head_dim = qkv_TAH.shape
+    q_TNH, k_TKH, _ = split_heads(qkv_TAH, kv_heads)
+    wide = torch.promote_types(qkv_TAH.dtype, torch.float32)
+    lse_NT = qkv_TAH.new_empty(rows - 2 * kv_heads, tokens, dtype=wide)
+    return q_TNH.new_empty(q_TNH.shape), lse_NT, *(x.new_empty(x.shape) for x in (q_TNH, k_TKH))
+
+
+@torch.library.custom_op("sparkgpt::qk_rope_attention_backward", mutates_args=())
+def fused_backward(
+    dout_TNH: Tensor,
+    qkv_TAH: Tensor,
+    q_gain_H: Tensor,
+    k_gain_H: Tensor,
+    cos_TH: Tensor,
+    sin_TH: Tensor,
+    cu_seqlens_S: Tensor,
+    out_TNH: Tensor,
+    lse_NT: Tensor,
+    q_TNH: Tensor,
+    k_TKH: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of qkv (T, A, H) and of the two gains (H,)."""
+    gains, tables = (q_gain_H, k_gain_H), (cos_TH, sin_TH)
+    if qkv_TAH.is_cuda:
+        from sparkgpt.ops.kernels import attention_backward as kernels
+
+        saved = (qkv_TAH, q_TNH, k_TKH, out_TNH, lse_NT)
+        return kernels.fused_backward(dout_TNH, *saved, gains, tables, cu_seqlens_S, eps)
+    raw_q_TNH, raw_k_TKH, v_TKH = split_heads(qkv_TAH, k_TKH.shape[1])
+    saved = (q_TNH, k_TKH, v_TKH, out_TNH, lse_NT)
+    dq_TNH, dk_TKH, dv_TKH = reference_backward(dout_TNH, *saved, cu_seqlens_S)
+    dq_TNH, dq_gain_H = norm_rope_backward(dq_TNH, raw_q_TNH, gains[0], *tables, eps)
+    dk_TKH, dk_gain_H = norm_rope_backward(dk_TKH, raw_k_TKH, gains[1], *tables, eps)
+    return torch.cat((dq_TNH, dk_TKH, dv_TKH), 1), dq_gain_H, dk_gain_H
+
+
+@fused_backward.register_fake
+def _(dout_TNH, qkv_TAH, q_gain_H, k_gain_H, *_):
+    return tuple(torch.empty_like(x) for x in (qkv_TAH, q_gain_H, k_gain_H))
+
+
+def _save(ctx, inputs, output):
+    *tensors, _, ctx.eps = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, dout_TNH, *_):
+    grads = fused_backward(dout_TNH, *ctx.saved_tensors, ctx.eps)
+    return *grads, None, None, None, None, None
+
+
+fused_forward.register_autograd(_backward, setup_context=_save)
