@@ -14,6 +14,7 @@ from sparkgpt.ops.attention import choose_backend
 from sparkgpt.ops.choices import attention_choice, kernels_of
 from sparkgpt.optim.hybrid import HybridOptimizer
 from sparkgpt.provenance import device_state, platform_state
+from sparkgpt.train.gemms import compile_tuning_gemms
 from sparkgpt.train.step import window_loss
 
 
@@ -44,6 +45,8 @@ def build_loss(train: TrainConfig, ranks: Ranks) -> Callable:
         return window_loss
     if ranks.device.type == "cpu":
         _keep_loops_eager()
+    if tunes_gemms(train, ranks):
+        return compile_tuning_gemms(window_loss)
     return torch.compile(window_loss)
 
 
@@ -60,6 +63,12 @@ def compiles(train: TrainConfig, ranks: Ranks) -> bool:
     return ranks.device.type == "cuda" if train.compile is None else train.compile
 
 
+def tunes_gemms(train: TrainConfig, ranks: Ranks) -> bool:
+    """Whether compiling chooses among matrix products by measuring: by default on CUDA only."""
+    wanted = ranks.device.type == "cuda" if train.autotune_gemm is None else train.autotune_gemm
+    return wanted and compiles(train, ranks)
+
+
 def inexact_values(model: Transformer, train: TrainConfig, ranks: Ranks) -> dict[str, object]:
     """What may change between the attempts of a run although it can change the last bits."""
     machine = platform_state()
@@ -69,5 +78,6 @@ def inexact_values(model: Transformer, train: TrainConfig, ranks: Ranks) -> dict
         "torch": torch.__version__,
         "attention": model.attention_backend,
         "compiled": compiles(train, ranks),
+        "autotune_gemm": tunes_gemms(train, ranks),
         "kernels": dataclasses.asdict(model.kernels),
     }
