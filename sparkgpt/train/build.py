@@ -11,7 +11,7 @@ from sparkgpt.model.mup import init_weights
 from sparkgpt.model.transformer import Transformer
 from sparkgpt.ops import attention, experts
 from sparkgpt.ops.attention import choose_backend
-from sparkgpt.ops.choices import attention_choice, kernels_of
+from sparkgpt.ops.choices import Kernels, attention_choice, kernel_configs, kernels_of
 from sparkgpt.optim.hybrid import HybridOptimizer
 from sparkgpt.provenance import device_state, platform_state
 from sparkgpt.train.gemms import compile_tuning_gemms
@@ -32,11 +32,20 @@ def build_model(
         config,
         compute_dtype=torch.bfloat16 if cuda else torch.float32,
         attention_backend=choose_backend(backend, ranks.device),
-        kernels=kernels_of(train, ranks.device.type),
+        kernels=_kernels(train, ranks),
     )
     init_weights(model, train)
     model.to(ranks.device)
     return model, HybridOptimizer(model, train, model.kernels.muon)
+
+
+def _kernels(train: TrainConfig, ranks: Ranks) -> Kernels:
+    """The fused operations, in the configurations that the record chose for this device."""
+    kernels = kernels_of(train, ranks.device.type)
+    if not train.autotune:
+        return kernels
+    configs = kernel_configs(train.autotune, device_state(ranks.device))
+    return dataclasses.replace(kernels, configs=configs)
 
 
 def build_loss(train: TrainConfig, ranks: Ranks) -> Callable:
