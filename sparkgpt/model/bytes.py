@@ -22,7 +22,7 @@ from sparkgpt.vocab import VOCAB_SIZE
 FUSIONS = ("swiglu", "qk_rope", "attention", "dispatch", "head", "muon")
 NOTHING: frozenset[str] = frozenset()
 OURS = frozenset(FUSIONS)
-# What any implementation has to move: residual additions in the products' epilogues as well.
+# The floor: residual additions in the products' epilogues as well.
 LEAST = OURS | {"residual"}
 
 
@@ -55,9 +55,11 @@ ATTENTION_HALF = (
     _pass("o", lacks="residual", Q=1, D=1),
     _pass("o and residual", needs="residual", Q=1, D=2),
     _pass("o: gradients of input and weight", D=2, Q=2),
-    # The sum of each output row times its gradient, then the gradients of q, k and v.
-    _pass("attention, backward", lacks="attention", Q=5, K=4),
-    _pass("attention, backward, to qkv's gradient", needs="attention", Q=5, K=6, H=1),
+    # In one pass over the keys (Dao 2023, arXiv:2307.08691, algorithm 2): out times its gradient
+    # 2Q, q, k, v and their gradients 2Q + 4K; dq is filled with zeros, read and written in float32,
+    # at least once each, and cast: 9Q. Ours is two passes that write each gradient once.
+    _pass("attention, backward", lacks="attention", Q=13, K=4),
+    _pass("attention, norm and RoPE, backward", needs="attention", Q=7, K=7, H=1),
     # Norm and RoPE; the gains' sums over positions; v's gradient copied into qkv's.
     _pass("q/k norm and RoPE, backward", lacks="qk_rope", Q=5, K=7, H=2),
     _pass("q/k norm and RoPE, backward", needs="qk_rope", lacks="attention", Q=3, K=5, H=1),
@@ -82,7 +84,8 @@ EXPERT_HALF = (
     _pass("residual and norm", lacks="residual", D=4),
     _pass("norm", needs="residual", D=2),
     _pass("router", D=1, E=4),
-    _pass("dispatch", R=2),
+    _pass("dispatch", lacks="dispatch", R=2),
+    _pass("dispatch", needs="dispatch", D=1, R=1),
     _pass("gate_up", lacks="swiglu", R=1, F=2),
     _pass("SwiGLU", lacks="swiglu", F=3),
     _pass("gate_up and SwiGLU", needs="swiglu", R=1, F=3),
@@ -148,24 +151,30 @@ def weight_bytes(model: ModelConfig, train: TrainConfig, element: int) -> int:
     return total * (cast + 2 * element + 8 + 8) + 8 * states
 
 
-def muon_bytes(model: ModelConfig, element: int, fused: frozenset[str] = LEAST) -> int:
-    """Bytes of Muon's update beyond `weight_bytes`, M rows <= N columns when transposed.
-
-    An iteration is a Gram matrix, a polynomial of it and a product with x. Where an addend is the
-    operand that a tile has read already, it moves x three times and M x M four times; by separate
-    products four and five times. Those have, per element, kernels of their own around them: average
-    12 bytes, look-ahead 12, batch 8, cast 6, norm 2, quotient 4, cast back 6, addition 12, of which
-    `weight_bytes` counts 20. In float32 there are no casts.
-    """
+def newton_schulz_bytes(model: ModelConfig, element: int, fused: frozenset[str] = LEAST) -> int:
+    """Bytes of the iterations, M rows <= N columns when transposed: a Gram matrix, a polynomial of
+    it, a product with x. Where an addend is the operand that a tile has read already, each moves x
+    three times and M x M four times; by separate products four and five times."""
     elements = squares = 0
     for count, rows, columns in matrices(model):
         m, n = sorted((rows, columns))
         elements += count * m * n
         squares += count * m * m
-    if "muon" in fused:
-        return ITERATIONS * element * (3 * elements + 4 * squares)
+    times = (3, 4) if "muon" in fused else (4, 5)
+    return ITERATIONS * element * (times[0] * elements + times[1] * squares)
+
+
+def muon_bytes(model: ModelConfig, element: int, fused: frozenset[str] = LEAST) -> int:
+    """Bytes of Muon's update beyond `weight_bytes`, which has 20 of them an element.
+
+    Fused, the look-ahead is written and the direction read in the iteration's dtype. Apart, average
+    12, look-ahead 12, batch 8, cast 6, norm 2, quotient 4, cast back 6 and addition 12 are kernels
+    of their own; in float32 there are no casts.
+    """
+    hidden = sum(count * rows * columns for count, rows, columns in matrices(model))
     apart = 42 if element == 2 else 36
-    return ITERATIONS * element * (4 * elements + 5 * squares) + apart * elements
+    around = 2 * element if "muon" in fused else apart
+    return newton_schulz_bytes(model, element, fused) + around * hidden
 
 
 def step_bytes(
