@@ -17,8 +17,8 @@ from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.model.cost import ITERATIONS, matrices, parameter_counts
 from sparkgpt.vocab import VOCAB_SIZE
 
-# Our kernels, by what they fuse. `attention` is the varlen kernel whose backward ends in that of
-# RoPE and norm, so it needs `qk_rope`.
+# Our kernels, by what they fuse. The backward of `attention` ends, with `qk_rope`, in that of RoPE
+# and norm.
 FUSIONS = ("swiglu", "qk_rope", "attention", "dispatch", "head", "muon")
 NOTHING: frozenset[str] = frozenset()
 OURS = frozenset(FUSIONS)
@@ -59,7 +59,8 @@ ATTENTION_HALF = (
     # 2Q, q, k, v and their gradients 2Q + 4K; dq is filled with zeros, read and written in float32,
     # at least once each, and cast: 9Q. Ours is two passes that write each gradient once.
     _pass("attention, backward", lacks="attention", Q=13, K=4),
-    _pass("attention, norm and RoPE, backward", needs="attention", Q=7, K=7, H=1),
+    _pass("attention, backward", needs="attention", lacks="qk_rope", Q=6, K=6),
+    _pass("attention, norm and RoPE, backward", needs="attention qk_rope", Q=7, K=7, H=1),
     # Norm and RoPE; the gains' sums over positions; v's gradient copied into qkv's.
     _pass("q/k norm and RoPE, backward", lacks="qk_rope", Q=5, K=7, H=2),
     _pass("q/k norm and RoPE, backward", needs="qk_rope", lacks="attention", Q=3, K=5, H=1),
