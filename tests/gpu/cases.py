@@ -8,19 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparkgpt.config import ModelConfig
+from sparkgpt.doctor.savings import DOCUMENT, SHAPES, TRAIN
 from sparkgpt.model.bytes import ATTENTION_HALF, DENSE_HALF, EXPERT_HALF, Pass, moved, muon_bytes
 from sparkgpt.model.cost import newton_schulz_flops
 from sparkgpt.vocab import VOCAB_SIZE
 
-POSITIONS = 49_152
-DOCUMENT = 2048  # positions of a document in the synthetic windows
-SHAPES = {
-    "dense 50M": ModelConfig(),
-    "MoE 8x2": ModelConfig(num_experts=8),
-    "dense 0.6B": ModelConfig(
-        model_layers=28, model_dim=1024, attention_heads=16, kv_heads=8, intermediate_size=3072
-    ),
-}
+POSITIONS = TRAIN.tokens_per_batch
 MOMENTUM = 0.95
 # Kernels outside the module that is timed.
 OUTSIDE = {"residual and norm", "norm", "norm and residual, backward"}

@@ -14,6 +14,7 @@ from gpu.cases import (
     DOCUMENT,
     POSITIONS,
     SHAPES,
+    TRAIN,
     Case,
     build,
     case_bytes,
@@ -200,7 +201,6 @@ def _measure(case: Case, device, rates: dict, plain: dict, bare: dict) -> dict:
 
 def training_section(result: dict, out: Path, end: float) -> list[dict]:
     """STEPS steps of each shape on synthetic documents, flags off and on."""
-    from sparkgpt.config import TrainConfig
     from sparkgpt.files import read_json
     from sparkgpt.model.bytes import step_bytes
     from sparkgpt.model.cost import newton_schulz_flops, step_flops
@@ -225,7 +225,7 @@ def training_section(result: dict, out: Path, end: float) -> list[dict]:
             continue
         model = SHAPES[shape]
         fused = frozenset(fusion for flag, fusion in FLAGS.items() if flags[flag])
-        traffic = sum(step_bytes(model, TrainConfig(), 2, fused).values())
+        traffic = sum(step_bytes(model, TRAIN, 2, fused).values())
         lengths = [DOCUMENT] * (POSITIONS // DOCUMENT)
         flops = step_flops(model, lengths) + newton_schulz_flops(model)
         summary = read_json(out / "runs" / folder / "summary.json")
