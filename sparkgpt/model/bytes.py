@@ -105,10 +105,12 @@ EXPERT_HALF = (
 )
 ENDS = (
     _pass("final norm", D=4),
-    _pass("head", D=1, V=1),
+    _pass("head", lacks="head", D=1, V=1),
     _pass("cross-entropy", lacks="head", V=1),
     _pass("cross-entropy, backward", lacks="head", V=2),
-    _pass("head: gradients of input and weight", D=2, V=2),
+    _pass("head: gradients of input and weight", lacks="head", D=2, V=2),
+    # By chunks whose logits and their gradients stay in the cache.
+    _pass("head and cross-entropy, both ways", needs="head", D=2),
     _pass("final norm, backward", D=3),
     _pass("embedding, backward", D=1),
 )

@@ -62,6 +62,7 @@ def newton_schulz_flops(config: ModelConfig) -> int:
 
     With M rows <= N columns when transposed, an iteration is a Gram matrix 2 M^2 N, its square
     2 M^3 and a product 2 M^2 N (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
+    Kernels that compute half of what is symmetric leave out up to M^2 N + M^3 of them.
     """
     flops = 0
     for count, rows, columns in matrices(config):

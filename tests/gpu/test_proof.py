@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from gpu import cases, proof, table
+from gpu import cases, modules, proof, table
 
 from sparkgpt.config import ModelConfig
 from sparkgpt.fingerprint import ROOT
@@ -116,13 +116,13 @@ def test_modules_run_forward_and_backward(part, monkeypatch):
     )  # fmt: skip
     monkeypatch.setitem(cases.SHAPES, "tiny", tiny)
     case = cases.Case(part, "tiny")
-    once = cases.build(case, torch.device("cpu"), torch.float64, 40)()
-    again = cases.build(case, torch.device("cpu"), torch.float64, 40)()
+    once = modules.build(case, torch.device("cpu"), torch.float64, 40)()
+    again = modules.build(case, torch.device("cpu"), torch.float64, 40)()
     assert len(once) > 1 and all(tensor.isfinite().all() for tensor in once)
     assert table.error_ratio(once, again, once) == 0
     assert any(tensor.abs().max() > 0 for tensor in once[1:])
     if part == "muon":  # in float32 by the optimizer itself
-        single = cases.build(case, torch.device("cpu"), torch.float32, 40)()
+        single = modules.build(case, torch.device("cpu"), torch.float32, 40)()
         assert all(
             torch.allclose(a.double(), b, atol=1e-4) for a, b in zip(single, once, strict=True)
         )
