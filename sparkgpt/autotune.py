@@ -1,20 +1,23 @@
 """`sparkgpt autotune`: measures interchangeable kernels on this device and records the fastest.
 
 On a CPU only choices that give the reference's bits, output and gradients, may win: the record
-then changes a run's speed and nothing else. Training reads the record and never tunes by itself.
+then changes a run's speed and nothing else. On CUDA the configurations of our own kernels are
+measured as well. Training reads the record and never tunes by itself.
 
 Shapes: T packed positions, N query heads, K key/value heads, H head dimension, S = segments + 1.
 """
 
 import json
+import shlex
 import statistics
 import time
 from pathlib import Path
 
+from sparkgpt.config import ModelConfig
 from sparkgpt.errors import UserError
 from sparkgpt.files import write_json
-from sparkgpt.flags import Parser
-from sparkgpt.ops.choices import attention_key
+from sparkgpt.flags import Parser, parse_train
+from sparkgpt.ops.choices import attention_key, kernel_code
 from sparkgpt.progress import progress
 
 SCHEMA = 1
@@ -67,6 +70,17 @@ def tune_attention(shape: tuple[int, int, int], device, window: int, longest: in
     return {"winner": winner, "reference": names[0], "candidates": candidates}
 
 
+def tune_kernels(models: list[ModelConfig], device, window: int) -> dict:
+    """The record's section on our own kernels, with the digest of their code; empty on a CPU,
+    where torch computes their formulas."""
+    if device.type != "cuda" or not models:
+        return {}
+    from sparkgpt.ops.tuning import tunables, tune_all
+
+    found = tune_all(tunables(models, window, device), device)
+    return {"kernels": {"code": kernel_code(), "choices": found}}
+
+
 def main(argv: list[str]) -> None:
     """Measure, and write the record."""
     parser = Parser(prog="sparkgpt autotune", description="Record this machine's fastest kernels.")
@@ -77,6 +91,13 @@ def main(argv: list[str]) -> None:
         metavar="N,K,H",
         help="query heads, key/value heads, head dimension; may be repeated",
     )
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="FLAGS",
+        help="a model's flags, whose kernels are tuned on CUDA: --model='--model-dim 512'",
+    )
     parser.add_argument("--tokens-per-batch", type=int, default=8192, help="positions in a window")
     parser.add_argument("--longest", type=int, default=2048, help="longest document, in positions")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="where")
@@ -84,6 +105,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--out", required=True, metavar="FILE", help="the record")
     args = parser.parse_args(argv)
     shapes = [_shape(text) for text in dict.fromkeys(args.attention)]
+    models = [parse_train(shlex.split(text), "--model")[0] for text in dict.fromkeys(args.model)]
     import torch
 
     from sparkgpt.devices import device_for
@@ -99,9 +121,11 @@ def main(argv: list[str]) -> None:
             )
             for shape in shapes
         }
+        kernels = tune_kernels(models, device, args.tokens_per_batch)
     record = {
         "schema": SCHEMA,
         "choices": choices,
+        **kernels,
         "window": args.tokens_per_batch,
         "longest": args.longest,
         "device": device_state(device),
@@ -109,6 +133,7 @@ def main(argv: list[str]) -> None:
         "versions": versions(),
     }
     write_json(Path(args.out), record)
+    choices |= kernels.get("kernels", {}).get("choices", {})
     print(json.dumps({key: choice["winner"] for key, choice in choices.items()}))
 
 

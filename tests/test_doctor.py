@@ -12,7 +12,7 @@ from helpers.models import randomised, small
 
 from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.doctor import describe, diagnosis, libraries, scaling
-from sparkgpt.doctor.ceiling import ceiling, newton_schulz, position_bytes, weight_bytes
+from sparkgpt.doctor.ceiling import SPECIFICATIONS, ceiling, mfu
 from sparkgpt.doctor.device import Device, Rates, fits_build, read_device
 from sparkgpt.doctor.findings import NO, OK, WARN, Finding, size
 from sparkgpt.doctor.host import Host, Interface, cpu_quota, interfaces, memory, memory_limit
@@ -310,22 +310,23 @@ def test_memory_against_measured_trainers(shape, window, measured):
 
 
 def test_floors_of_a_gb10_against_published_ones():
-    """Published for 49,152 tokens: 69.7, 1.7 and 2.2 GB, 334 ms at 220 GB/s for 50M; 1,681 ms at
-    98 TFLOP/s for 0.6B, without Newton-Schulz."""
-    train, dense = TrainConfig(), ModelConfig()
-    assert train.tokens_per_batch * position_bytes(dense, 2) == pytest.approx(69.7e9, rel=0.03)
-    assert weight_bytes(dense, train, 2) == pytest.approx(1.7e9, rel=0.03)
-    assert newton_schulz(dense, 2)[1] == pytest.approx(2.2e9, rel=0.03)
-    step = ceiling(dense, train, "cuda", 98e12, 220e9, "measured")
+    """Published for 49,152 tokens: 334 ms at 220 GB/s for 50M; 1,681 ms at 98 TFLOP/s for 0.6B,
+    without Newton-Schulz."""
+    train = TrainConfig()
+    step = ceiling(ModelConfig(), train, "cuda", 98e12, 220e9, "measured")
     assert step.memory_floor == pytest.approx(0.334, rel=0.03) and step.bound == "memory"
+    assert step.traffic < step.traffic_unfused
     step = ceiling(SHAPE_06B, train, "cuda", 98e12, 220e9, "measured")
     assert step.model_flops / 98e12 == pytest.approx(1.681, rel=0.01) and step.bound == "compute"
+    assert mfu(step.model_flops, 2 * 1.681, 98e12) == pytest.approx(0.5, rel=0.01)
 
 
-def test_newton_schulz_by_hand():
-    one = small(model_layers=1)  # qkv 128 x 48, o 48 x 64, gate_up 192 x 48, down 48 x 96
-    flops = sum(5 * (4 * 48 * 48 * n + 2 * 48**3) for n in (128, 64, 192, 96))
-    assert newton_schulz(one, 4)[0] == flops
+def test_specification_is_said_beside_what_is_measured():
+    said = [f for f in describe.rates(RATES, "NVIDIA GB10") if f.what == "specification"]
+    assert "125.0 TFLOP/s dense bf16, 273 GB/s" in said[0].detail
+    assert not [f for f in describe.rates(RATES, "unheard of") if f.what == "specification"]
+    for spec in SPECIFICATIONS.values():  # bytes a second are a few hundredths of FLOP a second
+        assert 100 < spec.gemm / spec.copy < 600 and spec.note
 
 
 # Ranks.

@@ -190,10 +190,9 @@ def rates(measured: Rates, name: str) -> list[Finding]:
         detail = f"torch's threads got {measured.share:.0%} of their time; the rates are too low"
         found.append(add(WARN, "other programs", detail, "end them, and measure again"))
     if name in SPECIFICATIONS:
-        gemm, copy = SPECIFICATIONS[name]
-        found.append(
-            add(OK, "specification", f"{flops(gemm)} dense bf16, {copy / 1e9:.0f} GB/s ({name})")
-        )
+        spec = SPECIFICATIONS[name]
+        detail = f"{flops(spec.gemm)} dense bf16, {spec.copy / 1e9:,.0f} GB/s ({spec.note})"
+        found.append(add(OK, "specification", detail))
     return found
 
 
@@ -206,7 +205,9 @@ def ceilings(rows: dict[str, Ceiling]) -> list[Finding]:
             label,
             f"at most {c.tokens_per_second:,.0f} window tok/s, {c.bound}-bound; a step of "
             f"{c.tokens:,}: compute floor {c.compute_floor * 1e3:,.1f} ms, memory floor "
-            f"{c.memory_floor * 1e3:,.1f} ms ({c.source} rates, documents of {c.document:,})",
+            f"{c.memory_floor * 1e3:,.1f} ms for {c.traffic / 1e9:,.1f} GB, "
+            f"{c.traffic_unfused / 1e9:,.1f} GB unfused "
+            f"({c.source} rates, documents of {c.document:,})",
         )
         for label, c in rows.items()
     ]

@@ -129,7 +129,8 @@ def ceilings_of(wanted: Wanted, facts: Facts) -> dict[str, Ceiling]:
     if here:
         rate = (wanted.device, facts.rates.gemm, facts.rates.copy, "measured")
     else:
-        rate = ("cuda", *SPECIFICATIONS["NVIDIA GB10"], "a GB10's specified")
+        gb10 = SPECIFICATIONS["NVIDIA GB10"]
+        rate = ("cuda", gb10.gemm, gb10.copy, "a GB10's specified")
     runs = {run.label: run for run in wanted.runs if run.label in shapes.values()}
     return {label: ceiling(run.model, run.train, *rate) for label, run in runs.items()}
 

@@ -18,23 +18,6 @@ UNIFIED_FLOOR = 8192 * MIB  # unified memory hangs the host when it runs out, in
 DATA_FLOOR = 64 * MIB  # a corpus smaller than this isn't worth a formula
 
 
-def matrices(model: ModelConfig) -> list[tuple[int, int, int]]:
-    """(count, rows, columns) of the hidden matrices, those that Muon orthogonalises."""
-    width, layers = model.model_dim, model.model_layers
-    queries, keys = model.attention_heads * model.head_dim, model.kv_heads * model.head_dim
-    sparse = len(model.sparse_layers)
-    dense, experts = layers - sparse, sparse * model.num_experts
-    shapes = [
-        (layers, queries + 2 * keys, width),
-        (layers, width, queries),
-        (dense, 2 * model.intermediate_size, width),
-        (dense, width, model.intermediate_size),
-        (experts, 2 * model.moe_intermediate_size, width),
-        (experts, width, model.moe_intermediate_size),
-    ]
-    return [shape for shape in shapes if shape[0]]
-
-
 def saved_elements(model: ModelConfig, compiled: bool) -> float:
     """Elements per position that the forward keeps for the backward.
 
@@ -76,7 +59,9 @@ def memory_need(model: ModelConfig, train: TrainConfig, total: int, device: str)
 
 
 def hidden_parameters(model: ModelConfig) -> int:
-    """How many parameters `matrices` hold."""
+    """How many parameters Muon orthogonalises."""
+    from sparkgpt.model.cost import matrices
+
     return sum(count * rows * columns for count, rows, columns in matrices(model))
 
 

@@ -3,6 +3,8 @@
 from sparkgpt.config import ModelConfig
 from sparkgpt.vocab import VOCAB_SIZE
 
+ITERATIONS = 5  # of Newton-Schulz, as in optim.muon, which needs torch
+
 
 def parameter_counts(config: ModelConfig) -> dict[str, int]:
     """Exact counts: `total`; `active` (k of E experts); `matmul_active`, the N of 6N: the active
@@ -36,3 +38,34 @@ def step_flops(config: ModelConfig, doc_lengths: list[int]) -> float:
     heads = config.model_layers * config.attention_heads * config.head_dim
     linear = 6 * parameter_counts(config)["matmul_active"] * sum(doc_lengths)
     return float(linear + 6 * heads * sum(n * n for n in doc_lengths))
+
+
+def matrices(config: ModelConfig) -> list[tuple[int, int, int]]:
+    """(count, rows, columns) of the hidden matrices, those that Muon orthogonalises."""
+    width, layers = config.model_dim, config.model_layers
+    queries, keys = config.attention_heads * config.head_dim, config.kv_heads * config.head_dim
+    sparse = len(config.sparse_layers)
+    dense, experts = layers - sparse, sparse * config.num_experts
+    shapes = [
+        (layers, queries + 2 * keys, width),
+        (layers, width, queries),
+        (dense, 2 * config.intermediate_size, width),
+        (dense, width, config.intermediate_size),
+        (experts, 2 * config.moe_intermediate_size, width),
+        (experts, width, config.moe_intermediate_size),
+    ]
+    return [shape for shape in shapes if shape[0]]
+
+
+def newton_schulz_flops(config: ModelConfig) -> int:
+    """Floating-point operations of orthogonalising each hidden matrix once.
+
+    With M rows <= N columns when transposed, an iteration is a Gram matrix 2 M^2 N, its square
+    2 M^3 and a product 2 M^2 N (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/).
+    Kernels that compute half of what is symmetric leave out up to M^2 N + M^3 of them.
+    """
+    flops = 0
+    for count, rows, columns in matrices(config):
+        m, n = sorted((rows, columns))
+        flops += count * (4 * m * m * n + 2 * m**3)
+    return ITERATIONS * flops

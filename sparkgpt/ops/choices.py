@@ -1,10 +1,16 @@
 """Which kernels a run uses: by its flags, and by what `sparkgpt autotune` recorded."""
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from sparkgpt.config import TrainConfig
 from sparkgpt.errors import UserError
 from sparkgpt.files import read_json
+from sparkgpt.ops.kernels.specimen import Config
+
+KERNELS = Path(__file__).with_name("kernels")
 
 
 @dataclass(frozen=True)
@@ -12,6 +18,8 @@ class Kernels:
     """The fused operations of a model and its optimizer; all off: the plain reference path.
 
     On CUDA they are Triton kernels; on a CPU the same formulas, forward and backward, in torch.
+    `configs` are those that a record chose: `family/shape` -> `kernel:configuration;...`. They
+    reach the launchers as an argument of the operators, so that nothing is global.
     """
 
     qk_rope: bool = False
@@ -19,6 +27,12 @@ class Kernels:
     dispatch: bool = False
     head: bool = False
     muon: bool = False
+    configs: Mapping[str, str] = field(default_factory=dict)
+
+    def configs_of(self, family: str, **sizes: int) -> str:
+        """The chosen configurations of a family's kernels at a shape, for `config_of`; empty when
+        none was recorded: then the kernels' defaults hold."""
+        return self.configs.get(f"{family}/{shape_text(**sizes)}", "")
 
 
 def kernels_of(train: TrainConfig, device: str) -> Kernels:
@@ -52,3 +66,59 @@ def attention_choice(path: str, device: str, heads: int, kv_heads: int, head_dim
             f"`sparkgpt autotune --attention {heads},{kv_heads},{head_dim}`"
         )
     return choices[key]["winner"]
+
+
+def shape_text(**sizes: int) -> str:
+    """As `D512-E1-F1536`: what a kernel's configuration depends on, by name."""
+    return "-".join(f"{name}{size}" for name, size in sorted(sizes.items()))
+
+
+def kernel_code() -> str:
+    """Digest of the kernels' sources: timings of other code choose nothing."""
+    digest = hashlib.sha256()
+    for path in sorted(KERNELS.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def kernel_choice(path: str, device: Mapping[str, object], key: str) -> Config | None:
+    """The recorded configuration of a kernel, by `Tunable.key`; None: its default. UserError as in
+    `kernel_configs`."""
+    choice = _kernel_choices(path, device).get(key)
+    return Config.parse(choice["winner"]) if choice else None
+
+
+def kernel_configs(path: str, device: Mapping[str, object]) -> dict[str, str]:
+    """`Kernels.configs` from a record for `device`, as `provenance.device_state` describes it.
+
+    Empty for a record without kernels, such as a CPU's. UserError when its kernels were measured on
+    another device or are other code: nothing is guessed, and nothing tuned while training.
+    """
+    configs: dict[str, list[str]] = {}
+    for key, choice in sorted(_kernel_choices(path, device).items()):
+        place, _, kernel = key.rpartition("/")
+        configs.setdefault(place, []).append(f"{kernel}:{choice['winner']}")
+    return {place: ";".join(parts) for place, parts in configs.items()}
+
+
+def _kernel_choices(path: str, device: Mapping[str, object]) -> dict[str, dict]:
+    record = read_json(path)
+    kernels = record.get("kernels")
+    if kernels is None:
+        return {}
+    again = "make a record here with `sparkgpt autotune`"
+    was = record.get("device", {})
+    for name in ("type", "name", "capability"):
+        if was.get(name) != device.get(name):
+            raise UserError(
+                f"--autotune {path} holds kernels measured on {was.get('name') or was.get('type')}"
+                f", this is {device.get('name') or device['type']}; {again}"
+            )
+    if kernels.get("code") != kernel_code():
+        raise UserError(f"--autotune {path} holds choices for other code of the kernels; {again}")
+    try:
+        for choice in kernels["choices"].values():
+            Config.parse(choice["winner"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"--autotune {path} is damaged ({error}); {again}") from error
+    return kernels["choices"]

@@ -23,6 +23,10 @@ from sparkgpt.pipeline.texts import read_text
 
 CONFIG = Path("workflow", "config")
 SCHEMAS = ROOT / "workflow" / "schemas"
+SHAPE = (
+    "model_layers", "model_dim", "attention_heads", "kv_heads", "head_dim", "intermediate_size",
+    "num_experts", "num_experts_per_tok", "moe_intermediate_size",
+)  # fmt: skip
 MAIN = "runs"  # the group of rows whose exports are checked and whose tables are the profile's
 
 
@@ -95,16 +99,21 @@ class Profile:
 
     @property
     def autotune_flags(self) -> str:
-        """Flags of `sparkgpt autotune`: every attention shape among the runs, one window size."""
+        """Flags of `sparkgpt autotune`: every attention shape among the runs, one window size, and
+        each model whose kernels a GPU has."""
         parsed = [self.parsed(run) for run in self.run_flags]
         shapes = {(m.attention_heads, m.kv_heads, m.head_dim) for m, _ in parsed}
         devices = {t.device for _, t in parsed}
         if len(devices) != 1:
             raise UserError(f"profile {self.name}: its runs name several devices; choose one")
-        words = [f"--device {devices.pop()}"]
+        device = devices.pop()
+        words = [f"--device {device}"]
         words += [f"--attention {n},{k},{h}" for n, k, h in sorted(shapes)]
         words.append(f"--tokens-per-batch {max(t.tokens_per_batch for _, t in parsed)}")
         words.append(f"--longest {max(m.max_position_embeddings for m, _ in parsed)}")
+        if device != "cpu":
+            models = dict.fromkeys(_shape_flags(model) for model, _ in parsed)
+            words += [shlex.quote(f"--model={flags}") for flags in models]
         return " ".join(words)
 
     def parsed(self, run: str) -> tuple[ModelConfig, TrainConfig]:
@@ -214,6 +223,11 @@ def flag_text(flags: Mapping[str, Any]) -> str:
         elif value is not None:
             words += [f"--{name}", str(value)]
     return shlex.join(words)
+
+
+def _shape_flags(model: ModelConfig) -> str:
+    """The flags that a kernel's shapes follow from."""
+    return flag_text({name.replace("_", "-"): getattr(model, name) for name in SHAPE})
 
 
 def _check_rows(profile: Profile, where: str) -> None:

@@ -11,9 +11,10 @@ from sparkgpt.model.mup import init_weights
 from sparkgpt.model.transformer import Transformer
 from sparkgpt.ops import attention, experts
 from sparkgpt.ops.attention import choose_backend
-from sparkgpt.ops.choices import attention_choice, kernels_of
+from sparkgpt.ops.choices import Kernels, attention_choice, kernel_configs, kernels_of
 from sparkgpt.optim.hybrid import HybridOptimizer
 from sparkgpt.provenance import device_state, platform_state
+from sparkgpt.train.gemms import compile_tuning_gemms
 from sparkgpt.train.step import window_loss
 
 
@@ -33,11 +34,20 @@ def build_model(
         attention_backend=choose_backend(
             backend, ranks.device, config.head_dim, train.triton_attention is not False
         ),
-        kernels=kernels_of(train, ranks.device.type),
+        kernels=_kernels(train, ranks),
     )
     init_weights(model, train)
     model.to(ranks.device)
     return model, HybridOptimizer(model, train, model.kernels.muon)
+
+
+def _kernels(train: TrainConfig, ranks: Ranks) -> Kernels:
+    """The fused operations, in the configurations that the record chose for this device."""
+    kernels = kernels_of(train, ranks.device.type)
+    if not train.autotune:
+        return kernels
+    configs = kernel_configs(train.autotune, device_state(ranks.device))
+    return dataclasses.replace(kernels, configs=configs)
 
 
 def build_loss(train: TrainConfig, ranks: Ranks) -> Callable:
@@ -46,6 +56,8 @@ def build_loss(train: TrainConfig, ranks: Ranks) -> Callable:
         return window_loss
     if ranks.device.type == "cpu":
         _keep_loops_eager()
+    if tunes_gemms(train, ranks):
+        return compile_tuning_gemms(window_loss)
     return torch.compile(window_loss)
 
 
@@ -62,6 +74,12 @@ def compiles(train: TrainConfig, ranks: Ranks) -> bool:
     return ranks.device.type == "cuda" if train.compile is None else train.compile
 
 
+def tunes_gemms(train: TrainConfig, ranks: Ranks) -> bool:
+    """Whether compiling chooses among matrix products by measuring: by default on CUDA only."""
+    wanted = ranks.device.type == "cuda" if train.autotune_gemm is None else train.autotune_gemm
+    return wanted and compiles(train, ranks)
+
+
 def inexact_values(model: Transformer, train: TrainConfig, ranks: Ranks) -> dict[str, object]:
     """What may change between the attempts of a run although it can change the last bits."""
     machine = platform_state()
@@ -71,5 +89,6 @@ def inexact_values(model: Transformer, train: TrainConfig, ranks: Ranks) -> dict
         "torch": torch.__version__,
         "attention": model.attention_backend,
         "compiled": compiles(train, ranks),
+        "autotune_gemm": tunes_gemms(train, ranks),
         "kernels": dataclasses.asdict(model.kernels),
     }

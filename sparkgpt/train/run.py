@@ -17,7 +17,13 @@ from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.devices import device_for
 from sparkgpt.distributed import Ranks, choose_device, gather_objects, on_main, start, stop
 from sparkgpt.errors import UserError
-from sparkgpt.files import make_directory, read_section, remove_leftovers, write_json
+from sparkgpt.files import (
+    make_directory,
+    read_section,
+    remove_leftovers,
+    sha256_file,
+    write_json,
+)
 from sparkgpt.lock import folder_lock
 from sparkgpt.metrics import cut_metrics
 from sparkgpt.model.cost import parameter_counts
@@ -95,6 +101,7 @@ def check_agreement(train: TrainConfig, plan: Plan, ranks: Ranks) -> None:
     alike = ("save_every", "resume", "on_bad_step", "hf_export")  # not part of the fingerprint
     mine = plan.fingerprint | {name: getattr(train, name) for name in alike}
     mine |= {"steps": plan.steps, "torch": torch.__version__}
+    mine["autotune"] = sha256_file(train.autotune) if train.autotune else None
     everyone = gather_objects(mine, ranks)
     for rank, other in enumerate(everyone):
         if differing := differences(everyone[0], other):

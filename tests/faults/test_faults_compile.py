@@ -73,7 +73,9 @@ def graphs_after_each(config, monkeypatch, device, dtype):
 
     torch._dynamo.reset()
     true = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, **named: true(f, **named, backend=backend))
+    monkeypatch.setattr(
+        torch, "compile", lambda f, **named: true(f, **(named | {"backend": backend}))
+    )
     compiled = build_loss(TrainConfig(compile=True), Ranks(0, 1, torch.device(device)))
     model = randomised(config, dtype=dtype).float()  # the weights; it computes in `dtype`
     for count in COUNTS:

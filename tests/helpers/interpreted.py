@@ -1,4 +1,5 @@
-"""Kernels that run on CPU tensors, in Triton's interpreter."""
+"""Kernels that run on CPU tensors, in Triton's interpreter; or, with SPARKGPT_TEST_DEVICE=cuda, on
+the GPU as they are."""
 
 import importlib.util
 import os
@@ -8,14 +9,27 @@ import pytest
 import torch
 
 
+def device() -> str:
+    """'cpu', where kernels are interpreted, or 'cuda'. Kernel tests make their tensors there by
+    themselves (tests/kernels/conftest.py); they need this only for a device's name."""
+    return os.environ.get("SPARKGPT_TEST_DEVICE", "cpu")
+
+
+def half_precisions() -> list[torch.dtype]:
+    """What is tested beside float32: products of bfloat16 are wrong when interpreted."""
+    return [torch.float16] if device() == "cpu" else [torch.float16, torch.bfloat16]
+
+
 def interpreted(family: str) -> ModuleType:
-    """`sparkgpt.ops.kernels.<family>`, its kernels made for the interpreter.
+    """`sparkgpt.ops.kernels.<family>`, its kernels made for the interpreter; as they are on a GPU.
 
     Where a kernel is defined decides it, so the variable is set for the import alone: it must not
     leak into the processes that other tests start.
     """
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed", allow_module_level=True)
+    if device() == "cuda":
+        return importlib.import_module(f"sparkgpt.ops.kernels.{family}")
     before = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = "1"
     try:

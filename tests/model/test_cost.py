@@ -4,7 +4,13 @@ from helpers.models import small
 
 from sparkgpt.config import ModelConfig
 from sparkgpt.model import Transformer
-from sparkgpt.model.cost import parameter_counts, step_flops
+from sparkgpt.model.cost import (
+    ITERATIONS,
+    newton_schulz_flops,
+    parameter_counts,
+    step_flops,
+)
+from sparkgpt.optim import muon
 
 SHAPE_06B = {
     "model_layers": 28,
@@ -38,3 +44,9 @@ def test_flops_by_hand():
     linear = 6 * parameter_counts(config)["matmul_active"] * (10 + 4)
     attention = 3 * 2 * 2 * (10 * 10 / 2 + 4 * 4 / 2) * config.attention_heads * config.head_dim
     assert step_flops(config, [10, 4]) == linear + attention
+
+
+def test_newton_schulz_by_hand():
+    one = small(model_layers=1)  # qkv 128 x 48, o 48 x 64, gate_up 192 x 48, down 48 x 96
+    flops = sum(5 * (4 * 48 * 48 * n + 2 * 48**3) for n in (128, 64, 192, 96))
+    assert newton_schulz_flops(one) == flops and ITERATIONS == muon.ITERATIONS
