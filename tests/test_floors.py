@@ -13,7 +13,7 @@ FLOORS = (
     ("ops", "data"),
     ("model", "loss", "optim"),
     ("checkpoint", "devices", "distributed", "guard", "metrics", "provenance"),
-    ("train", "evaluate", "generate", "autotune", "coordinates", "export", "doctor"),
+    ("train", "evaluate", "generate", "autotune", "coordinates", "export", "doctor", "bench"),
     ("report",),
     ("pipeline",),
     ("cli", "__main__"),
