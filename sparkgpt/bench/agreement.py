@@ -23,7 +23,9 @@ GRADIENT_TOLERANCE = 1e-3  # of each tensor: norm of the difference over norm
 
 
 def agreement(config: ModelConfig, train: TrainConfig, window: Window) -> dict:
-    """Compare one window, ours built as the step builds it. `passed`, and by how much they differ, relative, beside the tolerances.
+    """Compare one window, ours built as the step builds it.
+
+    `passed`, and by how much they differ, relative, beside the tolerances.
 
     `loss` and `gradient` (the worst tensor, named) are ours against transformers, document by
     document; `masked_loss` is transformers on the packed window against itself on its documents.

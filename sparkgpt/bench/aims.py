@@ -18,7 +18,7 @@ class Aim:
     bound: float = 0.0
 
     def verdict(self, value: float | None) -> str:
-        """'met', 'not met', 'not measured', or '' where nothing is aimed at. A NaN meets nothing."""
+        """'met', 'not met', 'not measured', or '' without a bound. A NaN meets nothing."""
         if value is None:
             return "not measured"
         if not self.sense:

@@ -19,7 +19,10 @@ TIMEOUT_SECONDS = 3600
 
 
 def run_child(task: str, arguments: dict) -> dict:
-    """Run a task in a new process, in this package's folder, and return its result. UserError (exit code 1) when it fails."""
+    """Run a task in a new process, in this checkout, and return its result.
+
+    UserError (exit code 1) when it fails.
+    """
     command = [sys.executable, "-m", "sparkgpt.bench.child", task, json.dumps(arguments)]
     ended = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
@@ -32,22 +35,22 @@ def run_child(task: str, arguments: dict) -> dict:
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-def resident_bytes(field: str) -> int:
-    """VmRSS (now) or VmHWM (peak) of this process, in bytes. UserError where /proc has none.
+def peak_rss() -> int:
+    """Most resident bytes of this process so far. UserError where there is no /proc.
 
     Not getrusage's peak, which a new process inherits from the one that started it.
     """
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(field + ":"):
+            if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    raise UserError(f"resident memory is read from /proc/self/status, whose {field} isn't there")
+    raise UserError("peak memory is VmHWM of /proc/self/status, which this system lacks", 1)
 
 
 def train(flags: list[str]) -> dict:
-    """A training run: resident bytes with the program loaded, and the peak."""
+    """A training run: the peak of its resident bytes."""
     from sparkgpt.flags import parse_train
     from sparkgpt.train.__main__ import prepare_environment
 
@@ -55,9 +58,8 @@ def train(flags: list[str]) -> dict:
     prepare_environment(config)
     from sparkgpt.train.run import run
 
-    start = resident_bytes("VmRSS")
     run(model, config, flags)
-    return {"start_rss_bytes": start, "peak_rss_bytes": resident_bytes("VmHWM")}
+    return {"peak_rss_bytes": peak_rss()}
 
 
 def cache(documents: str, out: str) -> dict:
@@ -69,7 +71,7 @@ def cache(documents: str, out: str) -> dict:
     return {
         "cache_seconds": time.perf_counter() - wall,
         "cache_cpu_seconds": _cpu_seconds() - cpu,
-        "cache_peak_rss_bytes": resident_bytes("VmHWM"),
+        "cache_peak_rss_bytes": peak_rss(),
     }
 
 
@@ -115,7 +117,7 @@ def stream(path: str, window: int, buffer: int, place: float, verify: bool) -> d
         "rejoin_seconds": joined - verified,
         "start_seconds": joined - began,
         "batch_seconds": sorted(batches)[BATCHES // 2],
-        "stream_peak_rss_bytes": resident_bytes("VmHWM"),
+        "stream_peak_rss_bytes": peak_rss(),
     }
 
 

@@ -26,6 +26,8 @@ def main(argv: list[str]) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     sections, sizes = _sections(args.only), _sizes(args.sizes)
+    if args.documents < 1:
+        parser.error(f"--documents {args.documents}: must be at least 1")
     settings = _settings(args)
     _check(settings, sections)
     if args.out:
@@ -34,6 +36,7 @@ def main(argv: list[str]) -> int:
     from sparkgpt.train.__main__ import prepare_environment
 
     prepare_environment(settings.train)  # a step is timed as `train` would run it
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the profiler tells when it starts and stops
     record = measure(settings, sections, sizes, args.documents)
     agreed = record.get("agreed", True)
     if args.json:
@@ -66,7 +69,7 @@ def measure(settings: Settings, sections: list[str], sizes: list[float], documen
 
         torch.set_num_threads(settings.threads)
     record = {"schema": SCHEMA, "settings": dataclasses.asdict(settings), "machine": machine()}
-    record["load_before"] = os.getloadavg()
+    record["load_before"] = os.getloadavg()  # of 1, 5 and 15 minutes
     with tempfile.TemporaryDirectory(prefix="sparkgpt-bench-") as name:
         for section in sections:
             record[section] = _run(section, settings, sizes, documents, Path(name))
@@ -152,7 +155,7 @@ def _check(settings: Settings, sections: list[str]) -> None:
             f"--longest {settings.longest} does not fit a window of {settings.window}; "
             f"choose at most {settings.window - 1}"
         )
-    _ = settings.model, settings.moe and settings.moe_model  # refuse what can't be built
+    settings.models()  # refuses what can't be built
     if "step" in sections:
         chunk_of(settings.window)
 

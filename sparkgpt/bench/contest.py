@@ -43,7 +43,7 @@ class WarmUp:
 
 
 def timed(work: Callable[[], object]) -> Sample:
-    """Run `work` once; a garbage collection of what came before is not on its clock."""
+    """Run `work` once; collecting the garbage of what came before is not on its clock."""
     gc.collect()
     wall, cpu = time.perf_counter(), time.process_time()
     work()
@@ -75,6 +75,15 @@ def run_rounds(
 
     Returns by name the warm-ups, and the samples of all rounds in order.
     """
+    gc.collect()
+    gc.freeze()  # what stays: models, libraries; else each collection would walk through it
+    try:
+        return _run_rounds(contestants, rounds, rule)
+    finally:
+        gc.unfreeze()
+
+
+def _run_rounds(contestants: list[Contestant], rounds: int, rule: WarmUp) -> tuple[dict, dict]:
     warmed = {}
     with progress("warm-up, contestants", len(contestants)) as bar:
         for contestant in contestants:

@@ -35,7 +35,7 @@ class OurStep:
         return lambda: self.step(index)
 
     def step(self, index: int) -> None:
-        """One update. UserError (exit code 1) when it was left out: it would not be a whole step."""
+        """One update. UserError (exit code 1) when it was left out, and so not a whole step."""
         with record_function(DATA):
             window = self.stream.window(index)
         result = train_step(

@@ -59,6 +59,10 @@ class Settings:
             moe_intermediate_size=hidden // CHOSEN,
         )
 
+    def models(self) -> dict[str, ModelConfig]:
+        """Those that are timed: `ours`, and `moe` if asked for. UserError as from either."""
+        return {"ours": self.model} | ({"moe": self.moe_model} if self.moe else {})
+
     @property
     def train(self) -> TrainConfig:
         """The recipe's defaults on this window."""

@@ -29,11 +29,13 @@ ELEMENTWISE = re.compile(
     r"|permute|expand\w*|slice\w*|select\w*|squeeze|unsqueeze|flatten|narrow\w*|as_strided"
     r"|repeat_interleave|detach|arange|item|local_scalar_dense|diff|isfinite|special_entr"
     r"|linalg_vector_norm|norm|unbind|alias|result_type|foreach_\w+|complex|polar|real|imag"
+    r"|aminmax|floor_divide|numpy_T|resolve_conj|resolve_neg|value_selecting_reduction\w*"
     r"|rms_norm|fused_rms_norm\w*|native_layer_norm\w*)(_backward\w*)?_?$"
-    r"|rms_?norm|rope|rotar|swiglu|silu|cross_?entropy|dispatch|collect|combine",
+    r"|^detach_?$|rms_?norm|rope|rotar|swiglu|silu|cross_?entropy|dispatch|collect|combine",
     re.IGNORECASE,
 )
-ENGINE = re.compile(r"^autograd::engine::evaluate_function: ")
+# Nodes of torch's own end in a digit; autograd functions written in Python don't.
+AUTOGRAD = re.compile(r"^autograd::engine::|^\w+Backward\d+$|^torch::autograd::")
 
 
 def category(event) -> str:
@@ -49,17 +51,19 @@ def category(event) -> str:
     if any(ATTENTION.search(name) for name in names):
         return "attention"
     own = names[0]
+    if AUTOGRAD.search(own):
+        return "other"  # around a node, no work of the node's kind
     if GEMM.search(own):
         return "gemm"
-    # The engine's own wrapping of a node is no work of the node's kind.
-    return "elementwise" if ELEMENTWISE.search(own) and not ENGINE.match(own) else "other"
+    return "elementwise" if ELEMENTWISE.search(own) else "other"
 
 
 def split(events: Iterable) -> dict:
     """Shares of the time inside the STEP regions by category, which add up to 1.
 
-    An event has `name`, `cpu_parent` and `self_cpu_time_total` (microseconds). `other` lists the
-    names behind that category with their shares: Python between operations is the STEP region's own.
+    An event has `name`, `cpu_parent` and `self_cpu_time_total` (microseconds). `other` lists
+    what is in that category with its shares: unknown operations by name, Python between operations,
+    and autograd's own work around the nodes of its graph.
     """
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     others: dict[str, float] = defaultdict(float)
@@ -69,7 +73,7 @@ def split(events: Iterable) -> dict:
         kind, own = category(event), event.self_cpu_time_total / 1e6
         seconds[kind] += own
         if kind == "other":
-            others[event.name] += own
+            others[_other_name(event.name)] += own
     total = sum(seconds.values())
     if not total:
         raise ValueError(f"no event lies inside a region {STEP!r}")
@@ -90,6 +94,12 @@ def profile_steps(step: Callable[[int], object], indices: Iterable[int]) -> dict
             with record_function(STEP):
                 step(index)
     return split(profiler.events())
+
+
+def _other_name(name: str) -> str:
+    if name == STEP:
+        return "Python between operations"
+    return "autograd's engine" if AUTOGRAD.search(name) else name
 
 
 def _inside(event) -> bool:

@@ -40,7 +40,7 @@ def run_step(settings: Settings, folder: Path) -> dict:
     stream = WindowStream(
         cache, window=settings.window, buffer=train.pack_buffer, seed=train.order_seed
     )
-    models = {"ours": settings.model} | ({"moe": settings.moe_model} if settings.moe else {})
+    models = settings.models()
     checks = {name: agreement(model, train, stream.window(0)) for name, model in models.items()}
     if not all(check["passed"] for check in checks.values()):
         return {"agreement": checks}
