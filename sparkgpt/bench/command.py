@@ -142,7 +142,7 @@ def _settings(args) -> Settings:
 
 def _check(settings: Settings, sections: list[str]) -> None:
     """UserError for a shape, window or count that can't be measured."""
-    for name, least in (("window", 2), ("longest", 1), ("rounds", 1), ("warm_steps", 1),
+    for name, least in (("window", 2), ("longest", 1), ("rounds", 1), ("warm_steps", 2),
                         ("profiled", 1), ("threads", 0)):  # fmt: skip
         if getattr(settings, name) < least:
             raise UserError(

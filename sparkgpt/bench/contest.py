@@ -34,17 +34,16 @@ class Contestant:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """At least `least` steps, then until the median of the last `last` steps stops falling against
-    that of the `last` before them, or `most` steps are made."""
+    """At least `least` (2 or more) steps, then until the median of the last `least // 2` of them
+    stops falling against that of as many before, or `most` steps are made."""
 
-    least: int = 4
-    last: int = 3
+    least: int = 6
     most: int = 30
 
 
 def timed(work: Callable[[], object]) -> Sample:
     """Run `work` once; collecting the garbage of what came before is not on its clock."""
-    gc.collect()
+    gc.collect(1)  # young objects: a full collection walks through all the libraries
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     return Sample(time.perf_counter() - wall, time.process_time() - cpu)
@@ -56,14 +55,12 @@ def warm_up(contestant: Contestant, rule: WarmUp) -> dict:
     settled = False
     while len(seconds) < rule.most and not settled:
         seconds.append(timed(contestant.ready(len(seconds))).wall)
-        settled = len(seconds) >= rule.least and has_settled(seconds, rule.last)
+        settled = len(seconds) >= rule.least and has_settled(seconds, rule.least // 2)
     return {"steps": len(seconds), "seconds": seconds, "settled": settled}
 
 
 def has_settled(seconds: list[float], last: int) -> bool:
     """Whether the median of the `last` newest is no longer below that of the `last` before."""
-    if len(seconds) < 2 * last:
-        return False
     before, now = seconds[-2 * last : -last], seconds[-last:]
     return statistics.median(now) >= FALLING * statistics.median(before)
 
@@ -76,7 +73,7 @@ def run_rounds(
     Returns by name the warm-ups, and the samples of all rounds in order.
     """
     gc.collect()
-    gc.freeze()  # what stays: models, libraries; else each collection would walk through it
+    gc.freeze()  # what stays, models and libraries, is no step's garbage
     try:
         return _run_rounds(contestants, rounds, rule)
     finally:

@@ -28,7 +28,7 @@ class Settings:
     window: int = WINDOW
     longest: int = LONGEST
     rounds: int = 11
-    warm_steps: int = 4
+    warm_steps: int = 6
     profiled: int = 3
     threads: int = 0
     seed: int = 0
