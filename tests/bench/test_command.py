@@ -1,12 +1,14 @@
 """`sparkgpt bench` from end to end on a model of one layer, and what it refuses."""
 
+import contextlib
+import io
 import json
 
 import pytest
 
 from sparkgpt import cli
 from sparkgpt.bench import agreement, command, step
-from sparkgpt.bench.aims import AIMS
+from sparkgpt.bench.aims import AIMS, table
 
 TINY = (
     "bench --only step --model-layers 1 --model-dim 32 --attention-heads 2 --kv-heads 1 "
@@ -20,8 +22,10 @@ SPEEDS = [aim.figure for aim in AIMS if aim.section == "step"]
 def record(tmp_path_factory):
     """The record of one tiny run, and what was printed beside it."""
     path = tmp_path_factory.mktemp("bench") / "record.json"
-    assert cli.main([*TINY, "--out", str(path)]) == 0
-    return json.loads(path.read_text())
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert cli.main([*TINY, "--out", str(path)]) == 0
+    return json.loads(path.read_text()) | {"printed": printed.getvalue()}
 
 
 def test_record_of_a_step(record):
@@ -32,6 +36,10 @@ def test_record_of_a_step(record):
     assert record["machine"]["platform"]["threads"] == 1 and record["machine"]["platform"]["cpu"]
     assert len(record["load_before"]) == len(record["load_after"]) == 3
     assert record["settings"]["shape"]["model_dim"] == 32
+
+
+def test_printed_table_is_that_of_the_record(record):
+    assert record["printed"] == table(record, ["step"]) + "\n"
 
 
 def test_figures_follow_from_the_samples(record):

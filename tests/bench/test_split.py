@@ -65,7 +65,7 @@ def test_no_step_is_an_error():
         ("aten::mmm", "other"),
         ("aten::t", "elementwise"),
         ("aten::tan", "other"),
-        ("aten::_log_softmax_backward_data", "other"),
+        ("aten::_log_softmax_backward_data", "elementwise"),
         ("aten::_local_scalar_dense", "elementwise"),
         ("MulBackward0", "other"),
         ("_Dispatch", "elementwise"),
