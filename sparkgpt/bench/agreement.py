@@ -17,9 +17,9 @@ from sparkgpt.model import Transformer
 from sparkgpt.train.build import build_loss, build_model
 from sparkgpt.vocab import IGNORE_INDEX
 
-# Relative, in float32: sums over a window of 8,192 in other orders differ by some 1e-6.
+# Relative, in float32: sums over a window of 8,192 in other orders differ by less than 1e-6.
 LOSS_TOLERANCE = 1e-5
-GRADIENT_TOLERANCE = 1e-3  # of each tensor: norm of the difference over norm
+GRADIENT_TOLERANCE = 1e-4  # of each tensor: norm of the difference over norm
 
 
 def agreement(config: ModelConfig, train: TrainConfig, window: Window) -> dict:

@@ -78,4 +78,14 @@ def table(record: dict, sections: list[str]) -> str:
         f"{what:{widths[0]}}  {found:>{widths[1]}}  {aim:>{widths[2]}}  {verdict}".rstrip()
         for what, found, aim, verdict in rows
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", circumstances(record)])
+
+
+def circumstances(record: dict) -> str:
+    """One line: the machine, the threads, and how busy it was (load average of a minute)."""
+    platform = record["machine"]["platform"]
+    before, after = record["load_before"][0], record["load_after"][0]
+    return (
+        f"{platform['cpu']}, {platform['cores']} cores, {platform['threads']} threads; "
+        f"load {before:.1f} before, {after:.1f} after"
+    )

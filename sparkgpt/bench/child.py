@@ -24,9 +24,16 @@ def run_child(task: str, arguments: dict) -> dict:
     UserError (exit code 1) when it fails.
     """
     command = [sys.executable, "-m", "sparkgpt.bench.child", task, json.dumps(arguments)]
-    ended = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
-    )
+    try:
+        ended = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(
+            f"the benchmark's process {task!r} took more than {TIMEOUT_SECONDS} seconds; "
+            "ask for less",
+            exit_code=1,
+        ) from error
     if ended.returncode:
         reason = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise UserError(

@@ -5,6 +5,7 @@ in a process of its own.
 """
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from sparkgpt.bench.child import run_child
@@ -19,6 +20,7 @@ WINDOW, SMALL_WINDOW = 49_152, 8_192
 BUFFER = 1024
 PACKED = 100_000  # documents, at most, of the packing figures
 PLACE = 0.9  # of the epoch, where a run is resumed
+PARTS, MANY_PARTS = 4, 3  # that progress tells of
 MANY = 10_000_000  # documents at which resuming is judged
 BIG = 10 * GB  # bytes at which opening is judged
 
@@ -29,33 +31,34 @@ def run_data(sizes: list[float], documents: int, seed: int, folder: Path) -> dic
     `series`: a row per size. UserError when the disk is too small.
     """
     check_space(sizes, folder)
-    with progress("data, sizes", len(sizes) + 1) as bar:
-        series = []
-        for size in sorted(sizes):
-            series.append(measure(size, seed, folder))
-            bar.advance(1, f"{size:g} GB")
-        many = measure_many(documents, seed, folder)
-        bar.advance(1, f"{documents:,} documents")
-    packing = pack(min(PACKED, series[-1]["documents"]), seed)
+    with progress("data, parts", PARTS * len(sizes) + MANY_PARTS + 1) as bar:
+        series = [measure(size, seed, folder, bar.advance) for size in sorted(sizes)]
+        many = measure_many(documents, seed, folder, bar.advance)
+        packing = pack(min(PACKED, series[-1]["documents"]), seed)
+        bar.advance(1, "packing")
     return {"series": series, "many": many, "packing": packing} | {
         "figures": figures(series[-1], many, packing)
     }
 
 
-def measure(size: float, seed: int, folder: Path) -> dict:
-    """Caching, planning and batches of a corpus of `size` GB, written and removed again."""
+def measure(size: float, seed: int, folder: Path, done: Callable[[int, str], None]) -> dict:
+    """Caching, planning and batches of a corpus of `size` GB, written and removed again.
+
+    Calls `done(1, what)` after each of PARTS parts.
+    """
     documents = max(2, int(size * GB / MEAN_BYTES))
     lengths = news_lengths(documents, LONGEST, seed)
     source, cache = folder / "data.jsonl", folder / "data.cache"
-    row = {
-        "gb": size,
-        "bytes": int(lengths.sum()),
-        "jsonl_bytes": write_jsonl(source, lengths, seed),
-    }
+    row = {"gb": size, "bytes": int(lengths.sum())}
+    row["jsonl_bytes"] = write_jsonl(source, lengths, seed)
+    done(1, f"{size:g} GB written")
     row |= run_child("cache", {"documents": str(source), "out": str(cache)})
-    row |= run_child("plan", {"path": str(cache), "window": WINDOW, "buffer": BUFFER})
+    done(1, f"{size:g} GB cached")
     way = {"path": str(cache), "window": WINDOW, "buffer": BUFFER}
+    row |= run_child("plan", way)
+    done(1, f"{size:g} GB planned")
     row |= run_child("stream", way | {"place": 0.0, "verify": True})
+    done(1, f"{size:g} GB streamed")
     source.unlink()
     shutil.rmtree(cache)
     return row | {
@@ -64,17 +67,21 @@ def measure(size: float, seed: int, folder: Path) -> dict:
     }
 
 
-def measure_many(documents: int, seed: int, folder: Path) -> dict:
-    """Opening a cache of `documents` zeros, and a second start of a run at PLACE of its epoch.
+def measure_many(documents: int, seed: int, folder: Path, done: Callable[[int, str], None]) -> dict:
+    """Opening a cache of that many documents of zeros, and resuming a run at PLACE of its epoch.
 
-    The first start may leave what helps the second, as it would beside a corpus.
+    Two starts: the first may leave what helps the second, as it would beside a corpus. Calls
+    `done(1, what)` after each of MANY_PARTS parts.
     """
     lengths = news_lengths(documents, LONGEST, seed)
     cache = folder / "many.cache"
     write_sparse_cache(cache, lengths)
+    done(1, f"{documents:,} documents laid out")
     way = {"path": str(cache), "window": WINDOW, "buffer": BUFFER, "place": PLACE, "verify": False}
     first = run_child("stream", way)
+    done(1, f"{documents:,} documents, first start")
     again = run_child("stream", way)
+    done(1, f"{documents:,} documents, second start")
     shutil.rmtree(cache)
     return {"documents": documents, "bytes": int(lengths.sum()), "first": first, "again": again}
 

@@ -51,7 +51,12 @@ def run_startup(settings: Settings, folder: Path) -> dict:
 def command_seconds(command: tuple[str, ...]) -> float:
     """Wall seconds from the process' start to its end. UserError when it fails."""
     start = time.perf_counter()
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    try:
+        ended = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"no end after {TIMEOUT_SECONDS:g} seconds", exit_code=1) from error
     seconds = time.perf_counter() - start
     if ended.returncode:
         lines = (ended.stderr or ended.stdout).strip().splitlines() or ["it said nothing"]

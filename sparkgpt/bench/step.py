@@ -14,6 +14,7 @@ from sparkgpt.bench.split import profile_steps
 from sparkgpt.data.cache import open_documents
 from sparkgpt.data.store import ByteCache
 from sparkgpt.data.stream import Window, WindowStream, check_lengths
+from sparkgpt.progress import progress
 
 WINDOWS = 24  # that the synthetic documents fill, about; later steps begin another epoch
 
@@ -41,7 +42,11 @@ def run_step(settings: Settings, folder: Path) -> dict:
         cache, window=settings.window, buffer=train.pack_buffer, seed=train.order_seed
     )
     models = settings.models()
-    checks = {name: agreement(model, train, stream.window(0)) for name, model in models.items()}
+    checks = {}
+    with progress("agreement with transformers, models", len(models)) as bar:
+        for name, model in models.items():
+            checks[name] = agreement(model, train, stream.window(0))
+            bar.advance(1, name)
     if not all(check["passed"] for check in checks.values()):
         return {"agreement": checks}
     steps = {name: OurStep(model, train, stream) for name, model in models.items()}

@@ -77,8 +77,8 @@ def test_memory(record):
     assert record["peak_rss_ratio_whole"] > record["peak_rss_ratio"]
 
 
-def spoil(monkeypatch):
-    """A model whose output is off by a hundredth; nothing may be timed."""
+def spoil(monkeypatch, change):
+    """A loss that goes through `change`; nothing may be timed then."""
     build = agreement.build_loss
 
     def off(train, ranks):
@@ -86,7 +86,7 @@ def spoil(monkeypatch):
 
         def spoiled(model, window):
             nats, router = loss_of(model, window)
-            return nats * 1.01, router
+            return change(nats), router
 
         return spoiled
 
@@ -94,18 +94,25 @@ def spoil(monkeypatch):
     monkeypatch.setattr(step, "run_rounds", lambda *rest: pytest.fail("a speed was measured"))
 
 
-def test_red_agreement_prints_no_speed(monkeypatch, capsys, tmp_path):
-    spoil(monkeypatch)
+WRONG = {
+    "loss": lambda nats: nats + 1.0,
+    "gradient": lambda nats: nats + 0.01 * (nats - nats.detach()),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_red_agreement_prints_no_speed(what, monkeypatch, capsys, tmp_path):
+    spoil(monkeypatch, WRONG[what])
     out = tmp_path / "record.json"
     assert cli.main([*TINY, "--out", str(out)]) == 1
     printed = capsys.readouterr()
     assert printed.out == "" and not out.exists()
     errors = [line for line in printed.err.splitlines() if line.startswith("sparkgpt: error: ")]
-    assert len(errors) == 1 and "by 1.0e-02, tolerance" in errors[0]
+    assert len(errors) == 1 and f": {what} by " in errors[0] and "tolerance" in errors[0]
 
 
 def test_red_agreement_as_json(monkeypatch, capsys):
-    spoil(monkeypatch)
+    spoil(monkeypatch, WRONG["loss"])
     assert cli.main([*TINY, "--json"]) == 1
     record = json.loads(capsys.readouterr().out)
     assert record["agreed"] is False and record["step"].keys() == {"agreement"}

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 from sparkgpt.bench import datapath, startup
 from sparkgpt.bench.agreement import gradient_differences
 from sparkgpt.bench.bare import BareAttention, BareProducts, matrix_shapes
+from sparkgpt.bench.child import run_child
 from sparkgpt.bench.documents import (
     LONGEST,
     news_lengths,
@@ -20,6 +23,7 @@ from sparkgpt.bench.documents import (
 )
 from sparkgpt.bench.memory import needed_bytes
 from sparkgpt.bench.shapes import DEFAULT, Settings, chunk_of
+from sparkgpt.bench.step import open_data
 from sparkgpt.data.cache import open_documents
 from sparkgpt.data.store import ByteCache
 from sparkgpt.errors import UserError
@@ -117,6 +121,16 @@ def test_a_gradient_that_differs_or_is_nan_is_told():
         gradient_differences({"a": ours["a"]}, theirs)
 
 
+def test_documents_of_the_step(tmp_path):
+    given = write_synthetic_cache(tmp_path / "given", np.array([50, 90, 70]), 0)
+    settings = Settings(shape=DEFAULT, window=256, longest=90)
+    assert open_data(replace(settings, data=str(given.path)), tmp_path).digest == given.digest
+    with pytest.raises(UserError, match="--longest"):
+        open_data(replace(settings, data=str(given.path), longest=89), tmp_path)
+    own = open_data(settings, tmp_path)
+    assert own.lengths.max() <= 90 and own.lengths.sum() > 10 * 256
+
+
 def test_chunks():
     assert chunk_of(8192) == 2048 and chunk_of(256) == 256
     with pytest.raises(UserError, match="multiple"):
@@ -140,7 +154,7 @@ def test_data_section(tmp_path):
 
 
 def test_figures_are_those_of_the_largest_size(tmp_path, monkeypatch):
-    def measure(size, seed, folder):
+    def measure(size, seed, folder, done):
         return {"gb": size, "documents": 50}
 
     figures = lambda largest, many, packing: {"gb": largest["gb"], "windows": list(packing)}
@@ -180,3 +194,33 @@ def test_startup_times_commands_that_work_and_tells_of_those_that_fail(tmp_path,
     assert result["figures"]["first_step_seconds"] == 3.0
     assert "broken_seconds" not in result["figures"]
     assert "no command 'nothing'" in result["failed"]["broken_seconds"]
+
+
+def test_first_step_waits_for_a_whole_line_of_training(tmp_path, monkeypatch):
+    trainer = tmp_path / "trainer.py"
+    trainer.write_text(
+        "import pathlib, sys, time\n"
+        "out = pathlib.Path(sys.argv[sys.argv.index('--out-dir') + 1], 'first-step')\n"
+        "out.mkdir()\n"
+        "with open(out / 'metrics.jsonl', 'w', buffering=1) as file:\n"
+        '    print(\'{"kind": "val"}\', file=file)\n'
+        '    file.write(\'{"kind": "tr\'); file.flush()\n'
+        "    time.sleep(0.5)\n"
+        "    print('ain\"}', file=file)\n"
+        "    time.sleep(60)\n"
+    )
+    monkeypatch.setattr(startup, "PYTHON", (sys.executable, str(trainer)))
+    assert 0.5 < startup.first_step(SETTINGS, tmp_path) < 30  # and doesn't wait for its end
+
+
+def test_a_run_without_a_step_is_an_error(tmp_path, monkeypatch):
+    trainer = tmp_path / "trainer.py"
+    trainer.write_text("import sys\nsys.exit('out of luck')\n")
+    monkeypatch.setattr(startup, "PYTHON", (sys.executable, str(trainer)))
+    with pytest.raises(UserError, match="logged no step: out of luck"):
+        startup.first_step(SETTINGS, tmp_path)
+
+
+def test_a_process_that_fails_says_why():
+    with pytest.raises(UserError, match="'train' ended with 2: .*--model-layers 0"):
+        run_child("train", {"flags": ["--model-layers", "0"]})
