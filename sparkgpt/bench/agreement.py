@@ -6,6 +6,8 @@ packed window; transformers takes its documents one at a time, which no mask can
 Shapes: V vocabulary, n positions of one document.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -25,7 +27,7 @@ GRADIENT_TOLERANCE = 1e-4  # of each tensor: norm of the difference over norm
 def agreement(config: ModelConfig, train: TrainConfig, window: Window) -> dict:
     """Compare one window, ours built as the step builds it.
 
-    `passed`, and by how much they differ, relative, beside the tolerances.
+    `passed`, and by how much they differ, relative (None: not finite), beside the tolerances.
 
     `loss` and `gradient` (the worst tensor, named) are ours against transformers, document by
     document; `masked_loss` is transformers on the packed window against itself on its documents.
@@ -42,7 +44,7 @@ def agreement(config: ModelConfig, train: TrainConfig, window: Window) -> dict:
     differences = gradient_differences(
         stock_tensors(gradients, config), {name: p.grad for name, p in theirs.named_parameters()}
     )
-    worst = max(differences, key=differences.__getitem__)
+    worst = worst_of(differences)
     found = {
         "loss": abs(loss.item() - expected) / expected,
         "gradient": differences[worst],
@@ -56,7 +58,7 @@ def agreement(config: ModelConfig, train: TrainConfig, window: Window) -> dict:
     return {
         # A NaN is above no limit, hence "at most" asked of each.
         "passed": all(found[name] <= limit for name, limit in limits.items()),
-        "differences": found,
+        "differences": {name: v if math.isfinite(v) else None for name, v in found.items()},
         "tolerances": limits,
         "worst_tensor": worst,
         "documents": len(window.doc_lengths),
@@ -83,6 +85,11 @@ def gradient_differences(ours: dict, theirs: dict) -> dict[str, float]:
         name: ((ours[name] - theirs[name]).norm() / theirs[name].norm().clamp(min=1e-30)).item()
         for name in ours
     }
+
+
+def worst_of(differences: dict[str, float]) -> str:
+    """The name of the largest; a NaN, which compares with nothing, is larger than any."""
+    return max(differences, key=lambda name: (math.isnan(differences[name]), differences[name]))
 
 
 def _their_loss(model, window: Window) -> float:

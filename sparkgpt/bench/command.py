@@ -5,6 +5,7 @@ Imports torch once the flags are known to be right.
 
 import dataclasses
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -184,11 +185,11 @@ def _sizes(text: str) -> list[float]:
 
 def _worst(record: dict) -> str:
     """Model, quantity, difference and tolerance of the check that is furthest out."""
-    found = [
-        (difference / check["tolerances"][name], model, name, difference)
-        for model, check in record["step"]["agreement"].items()
-        for name, difference in check["differences"].items()
-    ]
-    _, model, name, difference = max(found, key=lambda item: (item[0] != item[0], item[0]))
-    limit = record["step"]["agreement"][model]["tolerances"][name]
-    return f"{model}: {name} by {difference:.1e}, tolerance {limit:.0e}"
+    found = []
+    for model, check in record["step"]["agreement"].items():
+        for name, limit in check["tolerances"].items():
+            difference = check["differences"][name]
+            difference = math.inf if difference is None else difference
+            told = f"{model}: {name} by {difference:.1e}, tolerance {limit:.0e}"
+            found.append((difference / limit, told))
+    return max(found)[1]

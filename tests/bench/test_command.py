@@ -122,8 +122,11 @@ def test_red_agreement_as_json(monkeypatch, capsys):
 def test_nan_is_no_agreement(monkeypatch, capsys):
     monkeypatch.setattr(agreement, "_masked_loss", lambda model, window: float("nan"))
     monkeypatch.setattr(step, "run_rounds", lambda *rest: pytest.fail("a speed was measured"))
-    assert cli.main(TINY) == 1
-    assert "masked_loss by nan" in capsys.readouterr().err
+    assert cli.main([*TINY, "--json"]) == 1
+    printed = capsys.readouterr()
+    assert "masked_loss by inf" in printed.err
+    check = json.loads(printed.out, parse_constant=pytest.fail)["step"]["agreement"]["ours"]
+    assert check["differences"]["masked_loss"] is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sparkgpt.bench import datapath, startup
-from sparkgpt.bench.agreement import gradient_differences
+from sparkgpt.bench.agreement import gradient_differences, worst_of
 from sparkgpt.bench.bare import BareAttention, BareProducts, matrix_shapes
 from sparkgpt.bench.child import run_child
 from sparkgpt.bench.documents import (
@@ -117,6 +117,10 @@ def test_a_gradient_that_differs_or_is_nan_is_told():
     ours = {"a": torch.ones(4), "b": torch.tensor([3.0, 3.3])}
     found = gradient_differences(ours, theirs)
     assert found["a"] == 0 and found["b"] == pytest.approx(0.3 / (3 * 2**0.5), rel=1e-4)
+    assert worst_of(found) == "b"
+    ours["a"][2] = float("nan")
+    assert worst_of(gradient_differences(ours, theirs)) == "a"
+    assert worst_of({"b": 3.0, "a": float("nan"), "c": 4.0}) == "a"
     with pytest.raises(AssertionError):
         gradient_differences({"a": ours["a"]}, theirs)
 
