@@ -19,6 +19,7 @@ COMMANDS = {
     "doctor": ("sparkgpt.doctor.command", "what this machine can run, why not, what to do"),
     "autotune": ("sparkgpt.autotune", "choose the fastest kernels of this machine"),
     "kernels": ("sparkgpt.kernels", "compile every Triton kernel without a GPU: memory, spills"),
+    "bench": ("sparkgpt.bench.command", "speed of a step, of data and of starts, against aims"),
     "coordinates": ("sparkgpt.coordinates", "muP's coordinate check, dense and MoE, as a record"),
     "train": ("sparkgpt.train.__main__", "train a model"),
     "eval": ("sparkgpt.evaluate", "loss of a run or an export on whole documents"),

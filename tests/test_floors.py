@@ -13,7 +13,10 @@ FLOORS = (
     ("ops", "data"),
     ("model", "loss", "optim"),
     ("checkpoint", "devices", "distributed", "guard", "metrics", "provenance"),
-    ("train", "evaluate", "generate", "autotune", "coordinates", "export", "doctor", "kernels"),
+    (
+        "train", "evaluate", "generate", "autotune", "coordinates", "export", "doctor", "kernels",
+        "bench",
+    ),  # fmt: skip
     ("report",),
     ("pipeline",),
     ("cli", "__main__"),

@@ -1,0 +1,1 @@
+"""Benchmarks: how fast a CPU training step is, where its time goes, what data and starts cost."""
