@@ -34,7 +34,8 @@ except UserError as error:
 # `record` ends each command: it notes by value what was made from what.
 if contained:
     os.environ |= cache_settings(workflow.basedir) | os.environ
-    place = f"export {EXPECTED}={image}"
+    # Whatever of the host's Python settings got in, as without --cleanenv, gets no further.
+    place = f"unset PYTHONPATH PYTHONHOME PYTHONSTARTUP; export {EXPECTED}={image}"
 else:
     place = f"PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH"
 shell.prefix(

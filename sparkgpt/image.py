@@ -29,17 +29,23 @@ def cache_settings(root: str) -> dict[str, str]:
 
 
 def image_digest() -> str | None:
-    """`sha256:HEX` of the image that this process runs in; None on the host itself."""
+    """`sha256:HEX` of the image that this process runs in; None on the host itself. UserError when
+    its marker is damaged."""
     try:
-        return json.loads(MARKER.read_text(encoding="utf-8"))["digest"]
+        digest = json.loads(MARKER.read_text(encoding="utf-8"))["digest"]
     except FileNotFoundError:
         return None
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{MARKER} is damaged ({error}); build this image again") from error
+    if type(digest) is not str:
+        raise UserError(f"{MARKER} names no digest; build this image again")
+    return digest
 
 
 def check_image() -> None:
     """UserError when $SPARKGPT_EXPECT_IMAGE names an image and this is not it."""
     expected, found = os.environ.get(EXPECTED), image_digest()
-    if expected and found != expected:
+    if expected is not None and found != expected:
         place = f"image {found}" if found else "no image"
         raise UserError(
             f"this runs in {place}, but its job was scheduled for image {expected}; start the "

@@ -14,7 +14,14 @@ FLOORS = (
     ("model", "loss", "optim"),
     ("checkpoint", "devices", "distributed", "guard", "metrics", "provenance"),
     (
-        "train", "evaluate", "generate", "autotune", "coordinates", "export", "doctor", "kernels",
+        "train",
+        "evaluate",
+        "generate",
+        "autotune",
+        "coordinates",
+        "export",
+        "doctor",
+        "kernels",
         "bench",
     ),  # fmt: skip
     ("report",),

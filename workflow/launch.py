@@ -66,6 +66,17 @@ class Launch:
         return {"gpu": count} if self.gpus else {}
 
 
+def check_gpus(launch: Launch, given: int | None) -> None:
+    """UserError when `--resources gpu=N` would start ranks that share a GPU, or wait for each
+    other's: those under torchrun take the GPUs from 0 on."""
+    alone = launch.ranks == 1 or launch.nodes is not None or not launch.gpus
+    if not alone and given not in (None, launch.ranks):
+        raise UserError(
+            f"ranks={launch.ranks} take the first {launch.ranks} GPUs of this machine, a run at a "
+            f"time; give --resources gpu={launch.ranks}, or leave it out, instead of gpu={given}"
+        )
+
+
 def launch_of(config: Mapping[str, Any], contained: bool = False) -> Launch:
     """How a checked configuration starts its runs. UserError when it can't be."""
     gpus = config["train"].get("device") == "cuda"

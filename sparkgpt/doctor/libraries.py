@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sparkgpt import image
 from sparkgpt.doctor.findings import NO, OK, WARN
+from sparkgpt.errors import UserError
 from sparkgpt.fingerprint import ROOT
 
 SECONDS = 30  # that a program may take to answer
@@ -39,7 +40,7 @@ TOOLS = (
     Tool(
         "snakemake-executor-plugin-slurm",
         "the pipeline on SLURM, optional",
-        "pip install snakemake-executor-plugin-slurm",
+        "make env-slurm",
     ),
     Tool(
         "slurm",
@@ -165,7 +166,7 @@ def read_container(images: list[Path], root: Path = Path("/")) -> Container:
         inside = inside or "an image"
         try:
             digest = image.image_digest()
-        except (ValueError, TypeError, KeyError):
+        except UserError:
             digest = f"unreadable: {image.MARKER}"
     expected = os.environ.get(image.EXPECTED) or None
     works, note = (None, "") if inside == "apptainer" else try_apptainer(images)

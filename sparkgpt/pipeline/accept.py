@@ -16,22 +16,30 @@ from sparkgpt.files import read_section
 from sparkgpt.flags import Parser
 from sparkgpt.pipeline.jobs import Job, Jobs
 from sparkgpt.pipeline.ledger import COVERED, is_acceptable
-from sparkgpt.pipeline.values import NO_IMAGE, work_folder
-from sparkgpt.pipeline.why import Change, Finding, all_jobs, chosen, describe, examine, open_jobs
+from sparkgpt.pipeline.values import work_folder
+from sparkgpt.pipeline.why import (
+    Change,
+    Finding,
+    add_profile_flags,
+    all_jobs,
+    chosen,
+    describe,
+    examine,
+    open_jobs,
+)
 
 
 def main(argv: list[str]) -> int:
     """Write one ledger entry. UserError (exit code 1) when a change is none to be accepted."""
     parser = Parser(prog="sparkgpt accept", description="Adopt a change that alters no result.")
     parser.add_argument("target", nargs="?", help="job, run, runs table or file (default: all)")
-    parser.add_argument("--profile", default="cpu", help="profile of workflow/config")
-    parser.add_argument("--image", default=NO_IMAGE, help="digest of the container it runs in")
+    add_profile_flags(parser)
     parser.add_argument("--reason", required=True, metavar="TEXT", help="why it alters no result")
     parser.add_argument("--by", default="", metavar="NAME", help="who says so (you)")
     args = parser.parse_args(argv)
     if not args.reason.strip():
         parser.error("--reason is empty; say why the change alters no result")
-    jobs = open_jobs(args.profile, args.image)
+    jobs = open_jobs(args)
     findings = examine(chosen(jobs, args.target) if args.target else all_jobs(jobs))
     refused = [
         f"{name} ({describe(change)})"

@@ -3,25 +3,28 @@
 import json
 import shutil
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from sparkgpt.errors import UserError
+from sparkgpt.files import read_section
 from sparkgpt.flags import Parser
 from sparkgpt.lock import folder_lock
 from sparkgpt.pipeline.jobs import Jobs
-from sparkgpt.pipeline.values import NO_IMAGE, NOT_MADE, work_folder
-from sparkgpt.pipeline.why import open_jobs
+from sparkgpt.pipeline.profiles import split_ranks, with_ranks
+from sparkgpt.pipeline.values import NOT_MADE, work_folder
+from sparkgpt.pipeline.why import add_profile_flags, open_jobs
 
 
 def main(argv: list[str]) -> int:
     """List stale work folders with their size in bytes; with --remove, remove them."""
     parser = Parser(prog="sparkgpt clean", description="Work folders that no run will resume.")
-    parser.add_argument("--profile", default="cpu", help="profile of workflow/config")
-    parser.add_argument("--image", default=NO_IMAGE, help="digest of the container it runs in")
+    add_profile_flags(parser)
     parser.add_argument("--remove", action="store_true", help="remove them, not only list them")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
-    jobs = open_jobs(args.profile, args.image)
+    jobs = open_jobs(args)
     sizes = {folder: _size(folder) for folder in stale_folders(jobs)}
     if args.remove:
         for folder in sizes:
@@ -45,12 +48,22 @@ def stale_folders(jobs: Jobs) -> list[Path]:
             f"{jobs.profile.results} has no byte caches yet, so that no work folder can be told "
             "stale; run the pipeline up to `cache` first"
         )
-    resumed = {
-        (Path(work_folder(jobs.profile.results, job.values)).name, job.wildcards["run"])
-        for job in runs
-    }
     found = sorted(path for path in Path(jobs.profile.results).glob("work/*/*") if path.is_dir())
-    return [p for p in found if (p.parent.name.rpartition("-t")[0], p.name) not in resumed]
+    values = {job.wildcards["run"]: job.values for job in runs}
+    return [path for path in found if not _is_resumed(path, values.get(path.name), jobs)]
+
+
+def _is_resumed(folder: Path, values: Mapping[str, str] | None, jobs: Jobs) -> bool:
+    """Whether a start of the pipeline goes on in a run's folder, with as many ranks as it has."""
+    if values is None:
+        return False
+    ranks, flags = split_ranks(values["config"])
+    with suppress(UserError):  # a run that has no config.json yet, or a damaged one
+        fingerprint = read_section(folder / "config.json", "fingerprint")
+        ranks = int(fingerprint.get("world_size", ranks))
+    own = values | {"config": with_ranks(ranks, flags)}
+    kept = {Path(work_folder(jobs.profile.results, v)).name for v in (values, own)}
+    return folder.parent.name.rpartition("-t")[0] in kept
 
 
 def _remove(folder: Path) -> None:

@@ -12,7 +12,7 @@ from sparkgpt.config import FREE
 from sparkgpt.errors import UserError
 from sparkgpt.files import write_text
 from sparkgpt.lock import exclusive
-from sparkgpt.pipeline.profiles import parse_flags
+from sparkgpt.pipeline.profiles import parse_flags, split_ranks
 from sparkgpt.pipeline.texts import read_text
 from sparkgpt.pipeline.values import RULES
 
@@ -75,6 +75,9 @@ def is_acceptable(job: str, name: str, old: str, new: str) -> bool:
 
 def _telling(old: str, new: str) -> bool:
     """Whether two texts of training flags differ in one that a result follows from."""
+    (were, old), (ranks, new) = split_ranks(old), split_ranks(new)
+    if were != ranks:
+        return True
     before, after = parse_flags(old), parse_flags(new)
     changed = {name for name in before | after if before.get(name) != after.get(name)}
     fields = {name.removeprefix("no-").replace("-", "_") for name in changed}

@@ -5,6 +5,7 @@ light floor of the package only.
 """
 
 import csv
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,8 +95,7 @@ class Profile:
 
     def run_config(self, run: str) -> str:
         """What a run's weights follow from: its flags, and how many ranks it has beyond one."""
-        ranks = self.values.get("ranks", 1)
-        return (f"ranks={ranks} " if ranks > 1 else "") + self.run_flags[run]
+        return with_ranks(self.values.get("ranks", 1), self.run_flags[run])
 
     @property
     def autotune_flags(self) -> str:
@@ -122,6 +122,17 @@ class Profile:
             return parse_train(shlex.split(self.run_flags[run]), prog=f"run {run} of {self.name}")
         except UserError as error:
             raise UserError(f"profile {self.name}, run {run}: {error}") from error
+
+
+def with_ranks(ranks: int, flags: str) -> str:
+    """The text of a run's configuration: `ranks=N` before its flags, when there are several."""
+    return f"ranks={ranks} {flags}" if ranks > 1 else flags
+
+
+def split_ranks(config: str) -> tuple[int, str]:
+    """(ranks, flags) of a run's configuration."""
+    found = re.match(r"ranks=(\d+) ", config)
+    return (int(found[1]), config[found.end() :]) if found else (1, config)
 
 
 def load_profile(config: Mapping[str, Any], contained: bool = False) -> Profile:

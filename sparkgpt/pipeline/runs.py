@@ -7,7 +7,8 @@ from pathlib import Path
 from sparkgpt.errors import UserError
 from sparkgpt.files import read_json
 from sparkgpt.pipeline.ledger import Ledger
-from sparkgpt.pipeline.profiles import check_schema, parse_flags
+from sparkgpt.pipeline.profiles import check_schema, parse_flags, split_ranks
+from sparkgpt.pipeline.values import NO_IMAGE
 
 WEIGHTS = "model_final.safetensors"
 
@@ -29,7 +30,9 @@ def run_failures(
     if weights.is_file() and (found := digest(str(weights))) != record["weights_sha256"]:
         yield f"{weights}: sha256 is {found}, {path} says {record['weights_sha256']}"
     data, code = record["data"], record["code"]["train"]
+    image = ledger.resolved(job, "image", record["image"] or NO_IMAGE)
     told = {
+        "image": (image, values.get("image", NO_IMAGE)),
         "weights_sha256": (record["weights_sha256"], summary.get("weights_sha256")),
         "code": (ledger.resolved(job, "code", code), values.get("code")),
         "data": (
@@ -41,8 +44,12 @@ def run_failures(
         if found != expected:
             yield f"{path}: {name} is {found}, recorded is {expected}"
     # A run may have been made under the flags in its job's record, or under any accepted as them.
-    config = values.get("config", "")
-    texts = ledger.equals(job, "config", config)
+    ranks, config = split_ranks(values.get("config", ""))
+    if summary.get("world_size", 1) != ranks:
+        yield f"{path}: world_size is {summary.get('world_size')}, recorded is {ranks}"
+    texts = [
+        split_ranks(text)[1] for text in ledger.equals(job, "config", values.get("config", ""))
+    ]
     if all(flags_of(record["arguments"], text) != parse_flags(text) for text in texts):
         found, expected = flags_of(record["arguments"], config), parse_flags(config)
         wrong = {name for name in expected if found[name] != expected[name]}

@@ -25,6 +25,7 @@ from sparkgpt.pipeline.ledger import Ledger
 from sparkgpt.pipeline.profiles import check_schema
 from sparkgpt.pipeline.record import read_record
 from sparkgpt.pipeline.texts import read_text
+from sparkgpt.pipeline.values import NO_IMAGE
 from sparkgpt.report import render
 from sparkgpt.report.records import Run, load_runs
 
@@ -122,7 +123,8 @@ def _run_links(home: Path, run: Run) -> Iterator[Link]:
     yield from _tree_links(name, record)
     scheduled = values.get("code")
     shared = _profile_folder(home)
-    code = Ledger.read(shared).resolved(f"train-{name}", "code", record["code"]["train"])
+    ledger = Ledger.read(shared)
+    code = ledger.resolved(f"train-{name}", "code", record["code"]["train"])
     yield link("scheduled code", code, str(job), code == scheduled if made else None)
     data = run.provenance["data"]
     for split in ("train", "val"):
@@ -136,9 +138,10 @@ def _run_links(home: Path, run: Run) -> Iterator[Link]:
     tuned = shared / "autotune.json"
     same = sha256_file(tuned) == record["autotune"] if tuned.is_file() else None
     yield link("autotune", str(record["autotune"]), str(tuned), same)
-    image = record["image"] or "none, it ran on the host"
-    asked = values.get("image", "none") in (record["image"] or "none")
-    yield link("image", image, str(path), asked if made else None)
+    image = record["image"] or NO_IMAGE
+    asked = ledger.resolved(f"train-{name}", "image", image) == values.get("image", NO_IMAGE)
+    shown = "none, it ran on the host" if image == NO_IMAGE else image
+    yield link("image", shown, str(path), asked if made else None)
 
 
 def _profile_folder(home: Path) -> Path:

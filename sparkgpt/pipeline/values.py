@@ -111,12 +111,22 @@ def image_digest(image: str, contained: bool) -> str:
     if not contained:
         return NO_IMAGE
     path = Path(image).with_suffix(".digest")
-    if not path.is_file():
+    for file in (path, Path(image)):
+        if not file.is_file():
+            raise UserError(
+                f"{file} is not there; run containers/build {path.stem}, or the pipeline without "
+                "--sdm apptainer"
+            )
+    return check_digest(read_text(path).strip(), str(path))
+
+
+def check_digest(text: str, where: str) -> str:
+    """The digest of an image. UserError, naming where it was given, for any other text."""
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", text):
         raise UserError(
-            f"{image} has no digest beside it; run containers/build {path.stem}, or the pipeline "
-            "without --sdm apptainer"
+            f"{where}: {text!r} is no digest of an image, sha256:HEX as in containers/*.digest"
         )
-    return read_text(path).strip()
+    return text
 
 
 def work_folder(results: str, values: Mapping[str, str]) -> str:

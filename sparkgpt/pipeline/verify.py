@@ -22,15 +22,14 @@ from sparkgpt.pipeline.jobs import Job, Jobs
 from sparkgpt.pipeline.record import read_record
 from sparkgpt.pipeline.runs import run_failures
 from sparkgpt.pipeline.values import NO_IMAGE
-from sparkgpt.pipeline.why import all_jobs, changed_values, describe, open_jobs
+from sparkgpt.pipeline.why import add_profile_flags, all_jobs, changed_values, describe, open_jobs
 from sparkgpt.report import tables
 
 
 def main(argv: list[str]) -> int:
     """Print each failure. Returns 1 when there is one."""
     parser = Parser(prog="sparkgpt verify", description="Check records, files, data and tables.")
-    parser.add_argument("--profile", default="cpu", help="profile of workflow/config")
-    parser.add_argument("--image", default=NO_IMAGE, help="digest of the container it runs in")
+    add_profile_flags(parser)
     parser.add_argument("--archive", metavar="DIR", help="check a published version instead")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
@@ -38,7 +37,7 @@ def main(argv: list[str]) -> int:
     if args.archive:
         found, checked = archive_failures(Path(args.archive)), args.archive
     else:
-        jobs = open_jobs(args.profile, args.image)
+        jobs = open_jobs(args)
         found, checked = tree_failures(jobs), jobs.profile.results
     failures = []
     for line in found:
@@ -71,6 +70,9 @@ def tree_failures(jobs: Jobs) -> Iterator[str]:
             continue
         for change in changed_values(record["values"], job.values):
             yield f"{job.record}: {describe(change)}"
+        found, asked = record.get("image") or NO_IMAGE, record["values"].get("image")
+        if asked and jobs.ledger.resolved(job.name, "image", found) != asked:
+            yield f"{job.record}: it ran in image {found}, its value is {asked}"
         for section in ("inputs", "outputs"):
             yield from file_failures(job.record, record[section], digest)
         if job.rule == "fetch":

@@ -9,6 +9,7 @@ stale: they may come out the same.
 import json
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from sparkgpt.flags import Parser
 from sparkgpt.pipeline.jobs import Job, Jobs
 from sparkgpt.pipeline.profiles import MAIN, load_profile, read_profile
 from sparkgpt.pipeline.record import read_record
-from sparkgpt.pipeline.values import NO_IMAGE
+from sparkgpt.pipeline.values import NO_IMAGE, check_digest
 
 PART = re.compile(r", (?=[\w-]+==)| (?=--)")  # between pins, and between flags
 
@@ -47,12 +48,24 @@ class Finding:
     before: list[str] = field(default_factory=list)  # stale or undecided jobs that it reads
 
 
-def open_jobs(profile: str, image: str = NO_IMAGE) -> Jobs:
-    """The jobs of a profile, by name. UserError when there is none, or outside its checkout."""
+def add_profile_flags(parser: Parser) -> None:
+    """What tells which jobs a command is about: how the pipeline was started."""
+    parser.add_argument("--profile", default="cpu", help="profile of workflow/config")
+    parser.add_argument("--image", default=NO_IMAGE, help="digest of the container it runs in")
+    parser.add_argument("--ranks", type=int, help="as in `snakemake --config ranks=N`")
+
+
+def open_jobs(args: Namespace) -> Jobs:
+    """The jobs that the flags of `add_profile_flags` name. UserError when there are none, or
+    outside the checkout."""
     if Path.cwd().resolve() != ROOT:
         raise UserError(f"results are those of a checkout; run this in {ROOT}")
-    config = read_profile(profile) | {"profile": profile}
-    return Jobs(load_profile(config, contained=image != NO_IMAGE), image)
+    if args.image != NO_IMAGE:
+        check_digest(args.image, "--image")
+    config = read_profile(args.profile) | {"profile": args.profile}
+    if args.ranks is not None:
+        config["ranks"] = args.ranks
+    return Jobs(load_profile(config, contained=args.image != NO_IMAGE), args.image)
 
 
 def examine(jobs: list[Job]) -> dict[str, Finding]:
@@ -193,11 +206,10 @@ def main(argv: list[str]) -> int:
     """Print what is stale and why."""
     parser = Parser(prog="sparkgpt why", description="Which jobs are stale, and what changed.")
     parser.add_argument("target", nargs="?", help="job, run, runs table or file (default: all)")
-    parser.add_argument("--profile", default="cpu", help="profile of workflow/config")
-    parser.add_argument("--image", default=NO_IMAGE, help="digest of the container it runs in")
+    add_profile_flags(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)
-    jobs = open_jobs(args.profile, args.image)
+    jobs = open_jobs(args)
     report = as_json(jobs, examine(chosen(jobs, args.target)), args.target)
     if args.json:
         print(json.dumps(report))

@@ -42,7 +42,9 @@ def main(argv: list[str]) -> int:
 
 def _publish(arguments: Any, target: Path) -> None:
     records = Path(arguments.records)
-    config = Path(arguments.config or f"workflow/config/{records.name}.yaml")
+    config = Path(
+        arguments.config or f"workflow/config/{records.name.removesuffix('-apptainer')}.yaml"
+    )
     table = Path(arguments.rows or config.with_name(f"{config.stem}.runs.tsv"))
     rows = read_rows(table)
     runs = load_runs(records, rows)

@@ -21,6 +21,7 @@ PATTERNS = (
     "plots/*.svg",
     "jobs/*.json",
 )
+IMAGES = Path("containers")
 LOCKS = ("base.lock.txt", "torch.txt")
 MANIFESTS = ("data/manifest.json", "data/train.cache/manifest.json", "data/val.cache/manifest.json")
 EMBEDDED = re.compile(r";base64,[A-Za-z0-9+/=]+")
@@ -60,6 +61,10 @@ def copy_pins(records: Path, runs: list[Run], folder: Path, profile: Path, pins:
     locks = [pins / name for name in LOCKS]
     for path in locks:
         copy_text(path, folder / "requirements" / path.name)
+    images = {run.provenance.get("image") for run in runs}
+    if images != {None}:
+        _copy_image_list(images, folder)
+        return
     bill = bill_of_materials(locks)
     recorded: dict[str, set[str]] = {}
     for run in runs:
@@ -67,6 +72,21 @@ def copy_pins(records: Path, runs: list[Run], folder: Path, profile: Path, pins:
             recorded.setdefault(name, set()).add(version)
     check_versions(bill, recorded)
     write_json(folder / "sbom.cdx.json", bill)
+
+
+def _copy_image_list(images: set[str | None], folder: Path) -> None:
+    """What the image of the runs holds, as `containers/build` wrote it. UserError unless all ran in
+    one image that lies here."""
+    digests = {path.read_text(encoding="utf-8").strip(): path for path in IMAGES.glob("*.digest")}
+    found = [digests.get(image or "") for image in images]
+    if len(found) != 1 or found[0] is None:
+        named = ", ".join(sorted(str(image or "none") for image in images))
+        raise UserError(
+            f"the runs were made in {named}, and {IMAGES} has no such image, or they are not of "
+            "one; publish where it was built"
+        )
+    copy_text(found[0].with_suffix(".contents.txt"), folder / "image.contents.txt")
+    copy_text(found[0].with_suffix(".cdx.json"), folder / "sbom.cdx.json")
 
 
 def copy_text(source: Path, target: Path) -> None:

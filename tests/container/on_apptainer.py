@@ -99,10 +99,13 @@ def test_the_sbom_lists_all_of_it(contents):
 
 
 def test_every_record_proves_the_image(digest):
-    jobs = list(INSIDE.rglob("jobs/*.json"))
-    runs = [INSIDE / "runs" / run / "run.json" for run in RUNS]
+    jobs = [read(path) for path in INSIDE.rglob("jobs/*.json")]
+    runs = [read(INSIDE / "runs" / run / "run.json") for run in RUNS]
     assert len(jobs) > 20
-    assert {read(path)["image"] for path in [*jobs, *runs]} == {digest}
+    made = [job for job in jobs if "image" in job["values"]]
+    assert {record["image"] for record in [*made, *runs]} == {digest}
+    # What is fetched is the same in any image; it may have been by an earlier one.
+    assert all(job["image"].startswith("sha256:") for job in jobs)
 
 
 def test_it_ran_to_its_tables():
@@ -133,6 +136,7 @@ def test_weights_equal_those_made_outside(run, outside):
         for section, key in CAUSES
         if inside[section][key] != outside[run][section][key]
     }
+    assert not {"platform.threads", "platform.cpu"} & set(differing)
     print("what differs outside:", differing or "nothing that weights depend on")
     assert outside[run]["image"] is None
     assert differing or inside["weights_sha256"] == outside[run]["weights_sha256"]

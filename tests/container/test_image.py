@@ -50,6 +50,19 @@ def test_on_the_host(marker, monkeypatch):
         image.check_image()
 
 
+@pytest.mark.parametrize("text", ["", "x", "[]", "{}", '{"digest": null}'])
+def test_damaged_marker(text, marker):
+    marker.write_text(text)
+    with pytest.raises(UserError, match="build this image again"):
+        image.image_digest()
+
+
+def test_no_expectation_is_met_by_an_empty_one(marker, monkeypatch):
+    monkeypatch.setenv(image.EXPECTED, "")
+    with pytest.raises(UserError, match=f"runs in image {HERE}"):
+        image.check_image()
+
+
 @pytest.mark.parametrize("command", [["sparkgpt", "tables"], TRAIN, RECORD], ids=lambda c: c[0])
 def test_every_entry_refuses(command, tmp_path):
     done = subprocess.run(

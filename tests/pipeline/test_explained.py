@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from sparkgpt.files import sha256_file
+from sparkgpt.pipeline.values import work_folder
 
 RECORDS = "results/tiny"
 LEDGER = f"{RECORDS}/accepted.jsonl"
@@ -344,6 +345,55 @@ def test_trace_of_a_run_in_another_group(built):
     for name in ("record", "weights", "train data", "val data", "source", "autotune"):
         assert links[name]["holds"] is True, (name, error)
     assert links["autotune"]["where"] == f"{RECORDS}/autotune.json"
+
+
+@contextmanager
+def edited(path, **values):
+    """A record with other values, for as long as the context is open."""
+    content = path.read_bytes()
+    path.write_text(json.dumps(json.loads(content) | values))
+    try:
+        yield
+    finally:
+        path.write_bytes(content)
+
+
+def test_verify_looks_at_the_image_of_each_record(built):
+    other = f"sha256:{'1' * 64}"
+    for name in ("jobs/tables.json", "jobs/train-moe-s0.json", "runs/moe-s0/run.json"):
+        with edited(built.root / RECORDS / name, image=other):
+            code, output, _ = built.sparkgpt("verify", "--profile", "tiny")
+        lines = [line for line in output.splitlines() if other in line]
+        assert code == 1 and len(lines) == 1 and name in lines[0], output
+    for words in (("--image", "foo"), ("--image", "")):
+        code, _, error = built.sparkgpt("verify", "--profile", "tiny", *words)
+        assert code == 2 and "is no digest of an image" in error
+
+
+def test_ranks_are_verified_and_never_accepted(built):
+    path = built.root / RECORDS / "jobs/train-moe-s0.json"
+    values = json.loads(path.read_text())["values"]
+    two = values | {"config": f"ranks=2 {values['config']}"}
+    with edited(path, values=two):
+        code, output, error = built.sparkgpt("verify", "--profile", "tiny", "--ranks", "2")
+        assert code == 1 and not error.startswith("sparkgpt: error"), error
+        assert "world_size is 1, recorded is 2" in output and "moe-s0.json: config" not in output
+        code, _, error = built.sparkgpt("accept", "--profile", "tiny", "--reason", "none", "moe-s0")
+        assert code == 1 and "config: ranks=2" in error
+
+
+def test_clean_keeps_the_work_of_other_numbers_of_ranks(built):
+    values = json.loads((built.root / RECORDS / "jobs/train-moe-s0.json").read_text())["values"]
+    two = values | {"config": f"ranks=2 {values['config']}"}
+    folder = built.root / f"{work_folder(RECORDS, two)}-t2" / "moe-s0"
+    folder.mkdir(parents=True)
+    listed = lambda: built.sparkgpt("clean", "--profile", "tiny", "--json")[1]
+    try:
+        assert folder.parent.name in listed()
+        (folder / "config.json").write_text(json.dumps({"fingerprint": {"world_size": 2}}))
+        assert folder.parent.name not in listed()
+    finally:
+        shutil.rmtree(folder.parent)
 
 
 def test_clean_lists_and_removes_what_no_run_resumes(built):

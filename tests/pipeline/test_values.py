@@ -103,7 +103,20 @@ def test_environment_is_what_a_stage_imports():
 def test_image(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert values.image_digest("containers/cpu.sif", contained=False) == "none"
-    (tmp_path / "cpu.digest").write_text("sha256:12\n")
-    assert values.image_digest("cpu.sif", contained=True) == "sha256:12"
-    with pytest.raises(values.UserError, match="containers/build"):
+    digest = f"sha256:{'1' * 64}"
+    (tmp_path / "cpu.digest").write_text(f"{digest}\n")
+    with pytest.raises(values.UserError, match="cpu.sif is not there; run containers/build cpu"):
+        values.image_digest("cpu.sif", contained=True)
+    (tmp_path / "cpu.sif").touch()
+    assert values.image_digest("cpu.sif", contained=True) == digest
+    with pytest.raises(values.UserError, match="gpu.digest is not there; run containers/build gpu"):
         values.image_digest("gpu.sif", contained=True)
+
+
+@pytest.mark.parametrize("text", ["", "sha256:12", f"sha256:{'1' * 64}; touch PWNED #", "none"])
+def test_what_is_no_digest(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cpu.sif").touch()
+    (tmp_path / "cpu.digest").write_text(text)
+    with pytest.raises(values.UserError, match="cpu.digest: .* is no digest of an image"):
+        values.image_digest("cpu.sif", contained=True)
