@@ -23,6 +23,8 @@ class Attention(nn.Module):
         self.kernels = kernels
         self.heads = (config.attention_heads, config.kv_heads, config.kv_heads)
         self.head_dim = config.head_dim
+        sizes = {"N": config.attention_heads, "K": config.kv_heads, "H": config.head_dim}
+        self.configs = kernels.configs_of("attention", **sizes)
         self.qkv = Linear(config.model_dim, sum(self.heads) * config.head_dim)
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
@@ -57,11 +59,12 @@ class Attention(nn.Module):
         """(T, D) -> (T, D); see `varlen_attention` for the last three."""
         if self.kernels.qk_rope and backend == "triton":
             gains, tables = (self.q_norm.weight, self.k_norm.weight), (cos_TH, sin_TH)
-            constants = self.heads[1], self.q_norm.eps
+            constants = self.heads[1], self.q_norm.eps, self.configs
             out_TNH = qk_rope_attention(
                 self.qkv_heads(x_TD), *gains, *tables, cu_seqlens_S, *constants
             )
         else:
             qkv = self.project(x_TD, cos_TH, sin_TH)
-            out_TNH = varlen_attention(*qkv, cu_seqlens_S, max_seqlen, backend)
+            segments = (cu_seqlens_S, max_seqlen, backend)
+            out_TNH = varlen_attention(*qkv, *segments, self.configs)
         return self.o(out_TNH.flatten(1))

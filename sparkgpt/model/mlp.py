@@ -24,6 +24,8 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig, kernels: Kernels = Kernels()):  # noqa: B008, frozen
         super().__init__()
         self.kernels = kernels
+        sizes = {"D": config.model_dim, "E": 1, "F": config.intermediate_size}
+        self.configs = kernels.configs_of("swiglu", **sizes)
         self.gate_up = Linear(config.model_dim, 2 * config.intermediate_size)
         self.down = Linear(config.intermediate_size, config.model_dim)
 
@@ -31,5 +33,5 @@ class MLP(nn.Module):
         if self.kernels.swiglu:
             gate_up_1GD = self.gate_up.weight.to(x_TD.dtype)[None]
             down_1DF = self.down.weight.to(x_TD.dtype)[None]
-            return swiglu_mlp(x_TD, gate_up_1GD, down_1DF, one_group(x_TD))
+            return swiglu_mlp(x_TD, gate_up_1GD, down_1DF, one_group(x_TD), self.configs)
         return self.down(swiglu(self.gate_up(x_TD)))

@@ -36,6 +36,7 @@ class MoE(nn.Module):
         self.norm_topk_prob = config.norm_topk_prob
         shape = (config.num_experts, config.moe_intermediate_size, config.model_dim)
         num_experts, hidden, width = shape
+        self.configs = kernels.configs_of("swiglu", D=width, E=num_experts, F=hidden)
         self.router = Linear(width, num_experts)
         self.gate_up = nn.Parameter(torch.empty(num_experts, 2 * hidden, width))
         self.down = nn.Parameter(torch.empty(num_experts, width, hidden))
@@ -52,7 +53,7 @@ class MoE(nn.Module):
         """Each row through its expert: (R, D) sorted by expert -> (R, D)."""
         gate_up_EGD, down_EDF = self.gate_up.to(rows_RD.dtype), self.down.to(rows_RD.dtype)
         if self.kernels.swiglu:
-            return swiglu_mlp(rows_RD, gate_up_EGD, down_EDF, offsets_E)
+            return swiglu_mlp(rows_RD, gate_up_EGD, down_EDF, offsets_E, self.configs)
         hidden_RF = swiglu(grouped_linear(rows_RD, gate_up_EGD, offsets_E))
         return grouped_linear(hidden_RF, down_EDF, offsets_E)
 

@@ -16,15 +16,23 @@ from sparkgpt.ops.varlen import HEAD_DIMS, varlen_forward
 
 
 def varlen_attention(
-    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, cu_seqlens_S: Tensor, max_seqlen: int, backend: str
+    q_TNH: Tensor,
+    k_TKH: Tensor,
+    v_TKH: Tensor,
+    cu_seqlens_S: Tensor,
+    max_seqlen: int,
+    backend: str,
+    configs: str = "",
 ) -> Tensor:
     """Each segment attends causally to itself alone, with scale H ** -0.5.
 
     q (T, N, H); k, v (T, K, H) with K dividing N; cu_seqlens (S,) int32 from 0 to T without empty
     segments; max_seqlen a host int that bounds every segment. Returns (T, N, H). `backend` is a
-    name from `BACKENDS`, as `choose_backend` returns it.
+    name from `BACKENDS`, as `choose_backend` returns it; `configs` as of `varlen_forward`, for
+    "triton" alone.
     """
-    return BACKENDS[backend](q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen)
+    chosen = (configs,) if backend == "triton" else ()
+    return BACKENDS[backend](q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen, *chosen)
 
 
 def choose_backend(
@@ -135,8 +143,8 @@ def _varlen_attn(q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen):
     )
 
 
-def _triton(q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen):
-    return varlen_forward(q_TNH, k_TKH, v_TKH, cu_seqlens_S)[0]
+def _triton(q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen, configs):
+    return varlen_forward(q_TNH, k_TKH, v_TKH, cu_seqlens_S, configs)[0]
 
 
 BACKENDS = {

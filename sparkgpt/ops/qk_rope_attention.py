@@ -10,6 +10,7 @@ order q, k, v, H head dimension, S = segments + 1 entries of `cu_seqlens`.
 import torch
 from torch import Tensor
 
+from sparkgpt.ops.kernels.specimen import config_of
 from sparkgpt.ops.qk_rope import norm_rope, norm_rope_backward, split_heads
 from sparkgpt.ops.varlen import reference, reference_backward
 
@@ -23,16 +24,17 @@ def qk_rope_attention(
     cu_seqlens_S: Tensor,
     kv_heads: int,
     eps: float,
+    configs: str = "",
 ) -> Tensor:
     """`varlen_attention` of what `qk_rope` makes of qkv (T, A, H): (T, N, H) in its dtype.
 
-    Arguments, precision and sources as theirs.
+    Arguments, precision and sources as theirs; `configs` as of `varlen_forward`.
     """
     tables = (q_gain_H, k_gain_H, cos_TH, sin_TH)
-    return fused_forward(qkv_TAH, *tables, cu_seqlens_S, kv_heads, eps)[0]
+    return fused_forward(qkv_TAH, *tables, cu_seqlens_S, kv_heads, eps, configs)[0]
 
 
-@torch.library.custom_op("sparkgpt::qk_rope_attention", mutates_args=())
+@torch.library.custom_op("sparkgpt::qk_rope_attention", mutates_args=(), device_types="cpu")
 def fused_forward(
     qkv_TAH: Tensor,
     q_gain_H: Tensor,
@@ -42,23 +44,29 @@ def fused_forward(
     cu_seqlens_S: Tensor,
     kv_heads: int,
     eps: float,
+    configs: str = "",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The output and, for the backward alone, the softmax's (N, T) and q and k as attention saw
     them."""
     q_TNH, k_TKH, v_TKH = split_heads(qkv_TAH, kv_heads)
-    if qkv_TAH.is_cuda:
-        from sparkgpt.ops.kernels import attention, qk_rope
-
-        tables = (q_gain_H, k_gain_H, cos_TH, sin_TH)
-        q_TNH, k_TKH = qk_rope.forward(qkv_TAH, *tables, kv_heads, eps)
-        return *attention.forward(q_TNH, k_TKH, v_TKH, cu_seqlens_S), q_TNH, k_TKH
     q_TNH = norm_rope(q_TNH, q_gain_H, cos_TH, sin_TH, eps)
     k_TKH = norm_rope(k_TKH, k_gain_H, cos_TH, sin_TH, eps)
     return *reference(q_TNH, k_TKH, v_TKH, cu_seqlens_S), q_TNH, k_TKH
 
 
+@fused_forward.register_kernel("cuda")
+def _(qkv_TAH, q_gain_H, k_gain_H, cos_TH, sin_TH, cu_seqlens_S, kv_heads, eps, configs=""):
+    from sparkgpt.ops.kernels import attention, qk_rope
+
+    tables = (q_gain_H, k_gain_H, cos_TH, sin_TH)
+    q_TNH, k_TKH = qk_rope.forward(qkv_TAH, *tables, kv_heads, eps)
+    v_TKH = split_heads(qkv_TAH, kv_heads)[2]
+    config = config_of(configs, "forward")
+    return *attention.forward(q_TNH, k_TKH, v_TKH, cu_seqlens_S, config), q_TNH, k_TKH
+
+
 @fused_forward.register_fake
-def _(qkv_TAH, q_gain_H, k_gain_H, cos_TH, sin_TH, cu_seqlens_S, kv_heads, eps):
+def _(qkv_TAH, q_gain_H, k_gain_H, cos_TH, sin_TH, cu_seqlens_S, kv_heads, eps, configs=""):
     tokens, rows, head_dim = qkv_TAH.shape
     q_TNH, k_TKH, _ = split_heads(qkv_TAH, kv_heads)
     wide = torch.promote_types(qkv_TAH.dtype, torch.float32)
@@ -66,7 +74,9 @@ def _(qkv_TAH, q_gain_H, k_gain_H, cos_TH, sin_TH, cu_seqlens_S, kv_heads, eps):
     return q_TNH.new_empty(q_TNH.shape), lse_NT, *(x.new_empty(x.shape) for x in (q_TNH, k_TKH))
 
 
-@torch.library.custom_op("sparkgpt::qk_rope_attention_backward", mutates_args=())
+@torch.library.custom_op(
+    "sparkgpt::qk_rope_attention_backward", mutates_args=(), device_types="cpu"
+)
 def fused_backward(
     dout_TNH: Tensor,
     qkv_TAH: Tensor,
@@ -80,14 +90,10 @@ def fused_backward(
     q_TNH: Tensor,
     k_TKH: Tensor,
     eps: float,
+    configs: str = "",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of qkv (T, A, H) and of the two gains (H,)."""
     gains, tables = (q_gain_H, k_gain_H), (cos_TH, sin_TH)
-    if qkv_TAH.is_cuda:
-        from sparkgpt.ops.kernels import attention_backward as kernels
-
-        saved = (qkv_TAH, q_TNH, k_TKH, out_TNH, lse_NT)
-        return kernels.fused_backward(dout_TNH, *saved, gains, tables, cu_seqlens_S, eps)
     raw_q_TNH, raw_k_TKH, v_TKH = split_heads(qkv_TAH, k_TKH.shape[1])
     saved = (q_TNH, k_TKH, v_TKH, out_TNH, lse_NT)
     dq_TNH, dk_TKH, dv_TKH = reference_backward(dout_TNH, *saved, cu_seqlens_S)
@@ -96,20 +102,33 @@ def fused_backward(
     return torch.cat((dq_TNH, dk_TKH, dv_TKH), 1), dq_gain_H, dk_gain_H
 
 
+@fused_backward.register_kernel("cuda")
+def _(
+    dout_TNH, qkv_TAH, q_gain_H, k_gain_H, cos_TH, sin_TH, cu_seqlens_S, out_TNH, lse_NT, q_TNH,
+    k_TKH, eps, configs="",
+):  # fmt: skip
+    from sparkgpt.ops.kernels import attention_backward as kernels
+
+    chosen = config_of(configs, "fused_queries"), config_of(configs, "fused_keys")
+    saved = (qkv_TAH, q_TNH, k_TKH, out_TNH, lse_NT)
+    gains, tables = (q_gain_H, k_gain_H), (cos_TH, sin_TH)
+    return kernels.fused_backward(dout_TNH, *saved, gains, tables, cu_seqlens_S, eps, chosen)
+
+
 @fused_backward.register_fake
 def _(dout_TNH, qkv_TAH, q_gain_H, k_gain_H, *_):
     return tuple(torch.empty_like(x) for x in (qkv_TAH, q_gain_H, k_gain_H))
 
 
 def _save(ctx, inputs, output):
-    *tensors, _, ctx.eps = inputs
+    *tensors, _, ctx.eps, ctx.configs = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx, dout_TNH, *_):
-    grads = fused_backward(dout_TNH, *ctx.saved_tensors, ctx.eps)
-    return *grads, None, None, None, None, None
+    grads = fused_backward(dout_TNH, *ctx.saved_tensors, ctx.eps, ctx.configs)
+    return *grads, *(None,) * 6
 
 
 fused_forward.register_autograd(_backward, setup_context=_save)

@@ -4,7 +4,8 @@ Shapes: R rows sorted by expert, E experts (1 for a dense layer), D model width,
 G = 2F, gate first; N any width. offsets (E,) int32 is the end of each expert's rows.
 
 On CUDA each operation is Triton kernels, on a CPU the formulas here, forward and backward. Rows
-beyond the last offset give zeros; an expert without rows gets a zero gradient.
+beyond the last offset give zeros; an expert without rows gets a zero gradient. `configs` are the
+kernels' configurations, as `Kernels.configs_of` gives them; empty: their defaults.
 Source: Shazeer 2020 (arXiv:2002.05202).
 """
 
@@ -13,15 +14,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
 
+from sparkgpt.ops.kernels.specimen import config_of
 
-def swiglu_mlp(x_RD: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor, offsets_E: Tensor) -> Tensor:
+
+def swiglu_mlp(
+    x_RD: Tensor, gate_up_EGD: Tensor, down_EDF: Tensor, offsets_E: Tensor, configs: str = ""
+) -> Tensor:
     """down[e] (silu(gate) * up) of each row by its expert: (R, D) -> (R, D).
 
     gate_up (E, 2F, D), down (E, D, F), both of x's dtype, and so are their gradients; products
     accumulate in float32. Differentiable in all but the offsets.
     """
-    hidden_RF, _ = swiglu_hidden(x_RD, gate_up_EGD, offsets_E)
-    return swiglu_down(hidden_RF, down_EDF, offsets_E)
+    hidden_RF, _ = swiglu_hidden(x_RD, gate_up_EGD, offsets_E, configs)
+    return swiglu_down(hidden_RF, down_EDF, offsets_E, configs)
 
 
 def one_group(x_RD: Tensor) -> Tensor:
@@ -30,7 +35,9 @@ def one_group(x_RD: Tensor) -> Tensor:
 
 
 @custom_op("sparkgpt::swiglu_hidden", mutates_args=(), device_types="cpu")
-def swiglu_hidden(x_RD: Tensor, weight_EGD: Tensor, offsets_E: Tensor) -> tuple[Tensor, Tensor]:
+def swiglu_hidden(
+    x_RD: Tensor, weight_EGD: Tensor, offsets_E: Tensor, configs: str = ""
+) -> tuple[Tensor, Tensor]:
     """silu(x w_gate^T) * (x w_up^T): (R, D), (E, 2F, D) -> hidden (R, F).
 
     Its second output (R, 2F), gate and up, is for the backward and has no gradient of its own.
@@ -42,7 +49,12 @@ def swiglu_hidden(x_RD: Tensor, weight_EGD: Tensor, offsets_E: Tensor) -> tuple[
 
 @custom_op("sparkgpt::swiglu_hidden_backward", mutates_args=(), device_types="cpu")
 def swiglu_hidden_backward(
-    grad_RF: Tensor, gate_up_RG: Tensor, x_RD: Tensor, weight_EGD: Tensor, offsets_E: Tensor
+    grad_RF: Tensor,
+    gate_up_RG: Tensor,
+    x_RD: Tensor,
+    weight_EGD: Tensor,
+    offsets_E: Tensor,
+    configs: str = "",
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x (R, D) and of the weight (E, 2F, D) from that of hidden (R, F).
 
@@ -56,14 +68,16 @@ def swiglu_hidden_backward(
 
 
 @custom_op("sparkgpt::swiglu_down", mutates_args=(), device_types="cpu")
-def swiglu_down(hidden_RF: Tensor, weight_EDF: Tensor, offsets_E: Tensor) -> Tensor:
+def swiglu_down(
+    hidden_RF: Tensor, weight_EDF: Tensor, offsets_E: Tensor, configs: str = ""
+) -> Tensor:
     """Rows of expert e times weight[e].T: (R, F), (E, D, F) -> (R, D)."""
     return _linear(hidden_RF, weight_EDF.mT, offsets_E)
 
 
 @custom_op("sparkgpt::swiglu_down_backward", mutates_args=(), device_types="cpu")
 def swiglu_down_backward(
-    grad_RD: Tensor, hidden_RF: Tensor, weight_EDF: Tensor, offsets_E: Tensor
+    grad_RD: Tensor, hidden_RF: Tensor, weight_EDF: Tensor, offsets_E: Tensor, configs: str = ""
 ) -> tuple[Tensor, Tensor]:
     """Gradients of hidden (R, F) and of the weight (E, D, F) from that of the output (R, D)."""
     return _linear_backward(grad_RD, hidden_RF, weight_EDF, offsets_E)
@@ -91,74 +105,81 @@ def _linear_backward(
 
 
 @swiglu_hidden.register_kernel("cuda")
-def _(x_RD, weight_EGD, offsets_E):
+def _(x_RD, weight_EGD, offsets_E, configs=""):
     from sparkgpt.ops.kernels import swiglu as kernels
 
-    return kernels.swiglu_forward(x_RD.contiguous(), weight_EGD.contiguous(), offsets_E)
+    config = config_of(configs, "swiglu_forward")
+    return kernels.swiglu_forward(x_RD.contiguous(), weight_EGD.contiguous(), offsets_E, config)
 
 
 @swiglu_hidden_backward.register_kernel("cuda")
-def _(grad_RF, gate_up_RG, x_RD, weight_EGD, offsets_E):
+def _(grad_RF, gate_up_RG, x_RD, weight_EGD, offsets_E, configs=""):
     from sparkgpt.ops.kernels import swiglu as kernels
 
-    grad_RF = grad_RF.contiguous()
-    d_x_RD = kernels.swiglu_dgrad(grad_RF, gate_up_RG, weight_EGD.contiguous(), offsets_E)
-    return d_x_RD, kernels.swiglu_wgrad(grad_RF, gate_up_RG, x_RD.contiguous(), offsets_E)
+    dgrad, wgrad = (config_of(configs, name) for name in ("swiglu_dgrad", "swiglu_wgrad"))
+    both = grad_RF.contiguous(), gate_up_RG
+    d_x_RD = kernels.swiglu_dgrad(*both, weight_EGD.contiguous(), offsets_E, dgrad)
+    return d_x_RD, kernels.swiglu_wgrad(*both, x_RD.contiguous(), offsets_E, wgrad)
 
 
 @swiglu_down.register_kernel("cuda")
-def _(hidden_RF, weight_EDF, offsets_E):
-    from sparkgpt.ops.kernels.grouped import grouped_matmul
+def _(hidden_RF, weight_EDF, offsets_E, configs=""):
+    from sparkgpt.ops.kernels import grouped as kernels
 
-    return grouped_matmul(hidden_RF.contiguous(), weight_EDF.contiguous(), offsets_E)
+    config = config_of(configs, "grouped_matmul")
+    tensors = hidden_RF.contiguous(), weight_EDF.contiguous(), offsets_E
+    return kernels.grouped_matmul(*tensors, config=config)
 
 
 @swiglu_down_backward.register_kernel("cuda")
-def _(grad_RD, hidden_RF, weight_EDF, offsets_E):
-    from sparkgpt.ops.kernels.grouped import grouped_matmul, grouped_outer
+def _(grad_RD, hidden_RF, weight_EDF, offsets_E, configs=""):
+    from sparkgpt.ops.kernels import grouped as kernels
 
+    matmul, outer = (config_of(configs, n) for n in ("grouped_matmul_by_rows", "grouped_outer"))
     grad_RD, weight_EDF = grad_RD.contiguous(), weight_EDF.contiguous()
-    d_hidden_RF = grouped_matmul(grad_RD, weight_EDF, offsets_E, by_rows=True)
-    return d_hidden_RF, grouped_outer(grad_RD, hidden_RF.contiguous(), offsets_E)
+    d_hidden_RF = kernels.grouped_matmul(grad_RD, weight_EDF, offsets_E, True, matmul)
+    return d_hidden_RF, kernels.grouped_outer(grad_RD, hidden_RF.contiguous(), offsets_E, outer)
 
 
 @swiglu_hidden.register_fake
-def _(x_RD, weight_EGD, offsets_E):
+def _(x_RD, weight_EGD, offsets_E, configs=""):
     rows, gate_up = x_RD.shape[0], weight_EGD.shape[1]
     return x_RD.new_empty(rows, gate_up // 2), x_RD.new_empty(rows, gate_up)
 
 
 @swiglu_hidden_backward.register_fake
-def _(grad_RF, gate_up_RG, x_RD, weight_EGD, offsets_E):
+def _(grad_RF, gate_up_RG, x_RD, weight_EGD, offsets_E, configs=""):
     return x_RD.new_empty(x_RD.shape), weight_EGD.new_empty(weight_EGD.shape)
 
 
 @swiglu_down.register_fake
-def _(hidden_RF, weight_EDF, offsets_E):
+def _(hidden_RF, weight_EDF, offsets_E, configs=""):
     return hidden_RF.new_empty(hidden_RF.shape[0], weight_EDF.shape[1])
 
 
 @swiglu_down_backward.register_fake
-def _(grad_RD, hidden_RF, weight_EDF, offsets_E):
+def _(grad_RD, hidden_RF, weight_EDF, offsets_E, configs=""):
     return hidden_RF.new_empty(hidden_RF.shape), weight_EDF.new_empty(weight_EDF.shape)
 
 
 def _save_hidden(ctx, inputs, output) -> None:
+    *tensors, ctx.configs = inputs
     hidden_RF, gate_up_RG = output
     ctx.mark_non_differentiable(gate_up_RG)
-    ctx.save_for_backward(gate_up_RG, *inputs)
+    ctx.save_for_backward(gate_up_RG, *tensors)
 
 
 def _hidden_backward(ctx, grad_RF, _):
-    return *swiglu_hidden_backward(grad_RF, *ctx.saved_tensors), None
+    return *swiglu_hidden_backward(grad_RF, *ctx.saved_tensors, ctx.configs), None, None
 
 
 def _save_down(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs)
+    *tensors, ctx.configs = inputs
+    ctx.save_for_backward(*tensors)
 
 
 def _down_backward(ctx, grad_RD):
-    return *swiglu_down_backward(grad_RD, *ctx.saved_tensors), None
+    return *swiglu_down_backward(grad_RD, *ctx.saved_tensors, ctx.configs), None, None
 
 
 swiglu_hidden.register_autograd(_hidden_backward, setup_context=_save_hidden)

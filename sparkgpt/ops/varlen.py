@@ -10,34 +10,40 @@ import math
 import torch
 from torch import Tensor
 
+from sparkgpt.ops.kernels.specimen import config_of
+
 HEAD_DIMS = (64, 128)  # of the kernels
 
 
-@torch.library.custom_op("sparkgpt::varlen_attention", mutates_args=())
+@torch.library.custom_op("sparkgpt::varlen_attention", mutates_args=(), device_types="cpu")
 def varlen_forward(
-    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, cu_seqlens_S: Tensor
+    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, cu_seqlens_S: Tensor, configs: str = ""
 ) -> tuple[Tensor, Tensor]:
     """Output (T, N, H) in q's dtype and, for the backward alone, base-2 logarithms of the softmax's
     sums (N, T), in float32 at least; arguments as of `varlen_attention`.
 
-    On CUDA bfloat16, H 64 or 128. Sources: online softmax, Milakov and Gimelshein 2018
+    On CUDA bfloat16, H 64 or 128, and `configs` the kernels' configurations as `Kernels.configs_of`
+    gives them; empty: their defaults. Sources: online softmax, Milakov and Gimelshein 2018
     (arXiv:1805.02867); its backward by tiles, Dao et al. 2022 (arXiv:2205.14135).
     """
-    if q_TNH.is_cuda:
-        from sparkgpt.ops.kernels import attention as kernels
-
-        return kernels.forward(q_TNH, k_TKH, v_TKH, cu_seqlens_S)
     return reference(q_TNH, k_TKH, v_TKH, cu_seqlens_S)
 
 
+@varlen_forward.register_kernel("cuda")
+def _(q_TNH, k_TKH, v_TKH, cu_seqlens_S, configs=""):
+    from sparkgpt.ops.kernels import attention as kernels
+
+    return kernels.forward(q_TNH, k_TKH, v_TKH, cu_seqlens_S, config_of(configs, "forward"))
+
+
 @varlen_forward.register_fake
-def _(q_TNH, k_TKH, v_TKH, cu_seqlens_S):
+def _(q_TNH, k_TKH, v_TKH, cu_seqlens_S, configs=""):
     tokens, heads, _ = q_TNH.shape
     lse_NT = q_TNH.new_empty(heads, tokens, dtype=torch.promote_types(q_TNH.dtype, torch.float32))
     return q_TNH.new_empty(q_TNH.shape), lse_NT
 
 
-@torch.library.custom_op("sparkgpt::varlen_attention_backward", mutates_args=())
+@torch.library.custom_op("sparkgpt::varlen_attention_backward", mutates_args=(), device_types="cpu")
 def varlen_backward(
     dout_TNH: Tensor,
     q_TNH: Tensor,
@@ -46,28 +52,34 @@ def varlen_backward(
     out_TNH: Tensor,
     lse_NT: Tensor,
     cu_seqlens_S: Tensor,
+    configs: str = "",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
-    saved = (q_TNH, k_TKH, v_TKH, out_TNH, lse_NT, cu_seqlens_S)
-    if q_TNH.is_cuda:
-        from sparkgpt.ops.kernels import attention_backward as kernels
+    return reference_backward(dout_TNH, q_TNH, k_TKH, v_TKH, out_TNH, lse_NT, cu_seqlens_S)
 
-        return kernels.backward(dout_TNH, *saved)
-    return reference_backward(dout_TNH, *saved)
+
+@varlen_backward.register_kernel("cuda")
+def _(dout_TNH, q_TNH, k_TKH, v_TKH, out_TNH, lse_NT, cu_seqlens_S, configs=""):
+    from sparkgpt.ops.kernels import attention_backward as kernels
+
+    chosen = config_of(configs, "queries"), config_of(configs, "keys")
+    saved = (q_TNH, k_TKH, v_TKH, out_TNH, lse_NT, cu_seqlens_S)
+    return kernels.backward(dout_TNH, *saved, chosen)
 
 
 @varlen_backward.register_fake
-def _(dout_TNH, q_TNH, k_TKH, v_TKH, out_TNH, lse_NT, cu_seqlens_S):
+def _(dout_TNH, q_TNH, k_TKH, v_TKH, out_TNH, lse_NT, cu_seqlens_S, configs=""):
     return tuple(x.new_empty(x.shape) for x in (q_TNH, k_TKH, v_TKH))
 
 
 def _save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:3], *output, inputs[3])
+    *qkv, cu_seqlens_S, ctx.configs = inputs
+    ctx.save_for_backward(*qkv, *output, cu_seqlens_S)
     ctx.set_materialize_grads(False)  # the logarithms' gradient: none
 
 
 def _backward(ctx, dout_TNH, _):
-    return *varlen_backward(dout_TNH, *ctx.saved_tensors), None
+    return *varlen_backward(dout_TNH, *ctx.saved_tensors, ctx.configs), None, None
 
 
 varlen_forward.register_autograd(_backward, setup_context=_save)

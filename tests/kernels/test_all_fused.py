@@ -10,7 +10,12 @@ from sparkgpt.model import Transformer
 from sparkgpt.ops.choices import Kernels
 from sparkgpt.train.step import window_loss
 
-ALL = Kernels(qk_rope=True, swiglu=True, dispatch=True, head=True)
+CONFIGS = {
+    "attention/H16-K2-N4": "forward:QUERIES=64,KEYS=32,warps=4,stages=2",
+    "swiglu/D48-E1-F96": "swiglu_forward:BLOCK_R=64,BLOCK_F=64,BLOCK_D=32,warps=4,stages=2",
+    "swiglu/D48-E4-F32": "grouped_outer:BLOCK_N=64,BLOCK_K=64,BLOCK_R=32,warps=4,stages=2",
+}
+ALL = Kernels(qk_rope=True, swiglu=True, dispatch=True, head=True, configs=CONFIGS)
 MODELS = {name: VARIANTS[name] for name in ("dense", "moe")}
 
 
@@ -33,6 +38,7 @@ def test_one_graph_for_windows_of_any_documents(name):
     """The second window makes lengths dynamic; nothing is compiled after that, and nothing breaks
     the graph: no operation is a stand-in."""
     _, model = fused(MODELS[name])
+    assert all(m.configs in CONFIGS.values() for m in model.modules() if hasattr(m, "configs"))
     graphs, after = [], []
 
     def counting(graph, examples):

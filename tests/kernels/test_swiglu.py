@@ -182,9 +182,10 @@ OPERATIONS = {
 def test_operations_are_what_torch_expects(name):
     x, gate_up, down, offsets, grad = inputs((16, 8, [5, 0, 2]), torch.float32)
     arguments = OPERATIONS[name](x, gate_up, down, offsets, grad)
+    configs = f"swiglu_dgrad:{kernels.DGRAD[1].text}"
     backward = name.endswith("backward")
     copies = [t.clone().requires_grad_(t.is_floating_point() and not backward) for t in arguments]
-    torch.library.opcheck(getattr(ops, name), tuple(copies))
+    torch.library.opcheck(getattr(ops, name), (*copies, configs))
 
 
 def fused(model):

@@ -32,6 +32,7 @@ CASES = {
     "two groups": ([1, 70], 4, 2, 64),
     "one document": ([300], 1, 1, 64),
 }
+CHOSEN = f"queries:{family.CANDIDATES['queries', 64][1].text}"
 DTYPES = [torch.float32, torch.float16]
 
 
@@ -174,7 +175,7 @@ def test_norm_and_rope_in_the_backward_s_epilogues(case, dtype):
     saved = (qkv, q, k, out, lse, (q_gain, k_gain), (cos, sin), ends, eps)
     # Small tiles: the interpreter adds their rows one by one, where a GPU adds them as a tree.
     tiles = {"QUERIES": 32, "KEYS": 32}, {"QUERIES": 16, "KEYS": 32}
-    configs = None if case == "gqa 2" else tuple(map(family.Config, tiles))
+    configs = (None, None) if case == "gqa 2" else tuple(map(family.Config, tiles))
     first = family_backward.fused_backward(dout, *saved, configs)
     if dtype == torch.float32:
         again = family_backward.fused_backward(dout, *saved, configs)
@@ -188,17 +189,18 @@ def test_norm_and_rope_in_the_backward_s_epilogues(case, dtype):
 def test_the_operators_keep_their_contracts():
     q, k, v, dout, ends = inputs("two groups", torch.float32)
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    torch.library.opcheck(varlen.varlen_forward, (*leaves, ends))
+    torch.library.opcheck(varlen.varlen_forward, (*leaves, ends, CHOSEN))
     with torch.no_grad():
         out, lse = varlen.varlen_forward(q, k, v, ends)
-        torch.library.opcheck(varlen.varlen_backward, (dout, q, k, v, out, lse, ends))
+        torch.library.opcheck(varlen.varlen_backward, (dout, q, k, v, out, lse, ends, CHOSEN))
     (qkv, *gains, cos, sin, ends, kv_heads, eps), dout = fused_inputs("two groups", torch.float32)
     leaves = [x.requires_grad_() for x in (qkv, *gains)]
-    torch.library.opcheck(fused_ops.fused_forward, (*leaves, cos, sin, ends, kv_heads, eps))
+    values = (*leaves, cos, sin, ends, kv_heads, eps, CHOSEN)
+    torch.library.opcheck(fused_ops.fused_forward, values)
     with torch.no_grad():
         saved = fused_ops.fused_forward(*leaves, cos, sin, ends, kv_heads, eps)
         torch.library.opcheck(
-            fused_ops.fused_backward, (dout, *leaves, cos, sin, ends, *saved, eps)
+            fused_ops.fused_backward, (dout, *leaves, cos, sin, ends, *saved, eps, CHOSEN)
         )
 
 

@@ -46,6 +46,20 @@ from sparkgpt.ops.kernels.attention_tiles import (
 from sparkgpt.ops.kernels.qk_rope import token_rows
 from sparkgpt.ops.kernels.specimen import Config, Specimen
 
+Chosen = tuple[Config | None, Config | None]  # of queries and of keys; None: the default
+
+
+class Saved(NamedTuple):
+    """What both kernels read; k's and v's positions may be strides apart."""
+
+    dout_TNH: Tensor
+    q_TNH: Tensor
+    k_TKH: Tensor
+    v_TKH: Tensor
+    out_TNH: Tensor
+    lse_NT: Tensor
+    cu_S: Tensor
+
 
 class Normed(NamedTuple):
     """What q and k were before norm and RoPE, with all that turns their gradients back."""
@@ -67,13 +81,13 @@ def backward(
     out_TNH: Tensor,
     lse_NT: Tensor,
     cu_S: Tensor,
-    configs: tuple[Config, Config] | None = None,
+    configs: Chosen = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v from that of the output; `out` and `lse` as the forward gave them."""
     check(q_TNH)
     like = lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grads = like(q_TNH), like(k_TKH), like(v_TKH)
-    _launch(dout_TNH, q_TNH, k_TKH, v_TKH, out_TNH, lse_NT, cu_S, grads, None, configs)
+    _launch(Saved(dout_TNH, q_TNH, k_TKH, v_TKH, out_TNH, lse_NT, cu_S), grads, None, configs)
     return grads
 
 
@@ -88,7 +102,7 @@ def fused_backward(
     tables: tuple[Tensor, Tensor],
     cu_S: Tensor,
     eps: float,
-    configs: tuple[Config, Config] | None = None,
+    configs: Chosen = (None, None),
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of qkv (T, A, H) and of both gains (H,), q's and k's never in memory."""
     check(q_TNH)
@@ -97,32 +111,33 @@ def fused_backward(
     dqkv_TAH = torch.empty_like(qkv_TAH)
     raw_q_TNH, raw_k_TKH, v_TKH = split(qkv_TAH)
     normed = Normed(raw_q_TNH, raw_k_TKH, *gains, *tables, eps)
-    saved = (q_TNH, k_TKH, v_TKH, out_TNH, lse_NT)
-    shares = _launch(dout_TNH, *saved, cu_S, split(dqkv_TAH), normed, configs)
+    saved = Saved(dout_TNH, q_TNH, k_TKH, v_TKH, out_TNH, lse_NT, cu_S)
+    shares = _launch(saved, split(dqkv_TAH), normed, configs)
     return dqkv_TAH, shares[0].sum(0), shares[1].sum(0)
 
 
-def _launch(dout_TNH, q_TNH, k_TKH, v_TKH, out_TNH, lse_NT, cu_S, grads, normed, configs):
+def _launch(saved: Saved, grads, normed: Normed | None, configs: Chosen) -> tuple[Tensor, Tensor]:
     """Queries first: their kernel writes what both need of each output row. Returns the gains'
     shares, one row a program, if `normed`."""
+    dout_TNH, q_TNH, k_TKH, v_TKH, *rest = saved
+    rows = token_rows(k_TKH), token_rows(v_TKH)
+    saved = Saved(dout_TNH.contiguous(), q_TNH.contiguous(), *rows, *rest)
+    delta_NT, q_shares_PH = launch_queries(saved, grads[0], normed, configs[0])
+    return q_shares_PH, launch_keys(saved, delta_NT, *grads[1:], normed, configs[1])
+
+
+def launch_queries(
+    saved: Saved, dq_TNH: Tensor, normed: Normed | None, config: Config | None = None
+) -> tuple[Tensor, Tensor]:
+    """Fill dq; returns delta (N, T) and the gain's shares, one row a program, if `normed`."""
+    dout_TNH, q_TNH, k_TKH, v_TKH, out_TNH, lse_NT, cu_S = saved
     tokens, heads, head_dim = q_TNH.shape
-    kv_heads, segments = k_TKH.shape[1], cu_S.shape[0] - 1
-    queries, keys = configs or (default_config(name, head_dim) for name in ("queries", "keys"))
-    counts = (
-        programs(tokens, segments, queries.tiles["QUERIES"], heads),
-        programs(tokens, segments, keys.tiles["KEYS"], kv_heads),
-    )
-    wide = {"dtype": torch.float32, "device": q_TNH.device}
-    delta_NT = torch.empty(heads, tokens, **wide)
-    shares = [torch.empty(n if normed else 0, head_dim, **wide) for n in counts]
-    common = constants(heads, kv_heads, head_dim)
-    common |= {"EPS": normed.eps if normed else 0.0, "FUSED": normed is not None}
-    # Without a norm to turn back, any tensors will do in its arguments' places.
-    x = normed or Normed(q_TNH, k_TKH, lse_NT, lse_NT, q_TNH, q_TNH, 0.0)
-    dout_TNH, q_TNH = dout_TNH.contiguous(), q_TNH.contiguous()
-    k_TKH, v_TKH = token_rows(k_TKH), token_rows(v_TKH)
-    dq_TNH, dk_TKH, dv_TKH = grads
-    attention_backward_queries[(counts[0],)](
+    segments = cu_S.shape[0] - 1
+    config = config or default_config("queries", head_dim)
+    count = programs(tokens, segments, config.tiles["QUERIES"], heads)
+    delta_NT = torch.empty(heads, tokens, dtype=torch.float32, device=q_TNH.device)
+    shares_PH, x = _shares(saved, count, normed), normed or _no_norm(saved)
+    attention_backward_queries[(count,)](
         dout_TNH,
         q_TNH,
         k_TKH,
@@ -136,14 +151,32 @@ def _launch(dout_TNH, q_TNH, k_TKH, v_TKH, out_TNH, lse_NT, cu_S, grads, normed,
         x.sin_TH,
         dq_TNH,
         delta_NT,
-        shares[0],
+        shares_PH,
         *(tensor.stride(0) for tensor in (k_TKH, v_TKH, x.q_TNH, dq_TNH)),
         tokens,
         segments,
-        **common,
-        **queries.options,
+        **_constants(saved, normed),
+        **config.options,
     )
-    attention_backward_keys[(counts[1],)](
+    return delta_NT, shares_PH
+
+
+def launch_keys(
+    saved: Saved,
+    delta_NT: Tensor,
+    dk_TKH: Tensor,
+    dv_TKH: Tensor,
+    normed: Normed | None,
+    config: Config | None = None,
+) -> Tensor:
+    """Fill dk and dv; returns the gain's shares, one row a program, if `normed`."""
+    dout_TNH, q_TNH, k_TKH, v_TKH, _, lse_NT, cu_S = saved
+    tokens, kv_heads, head_dim = k_TKH.shape
+    segments = cu_S.shape[0] - 1
+    config = config or default_config("keys", head_dim)
+    count = programs(tokens, segments, config.tiles["KEYS"], kv_heads)
+    shares_PH, x = _shares(saved, count, normed), normed or _no_norm(saved)
+    attention_backward_keys[(count,)](
         dout_TNH,
         q_TNH,
         k_TKH,
@@ -157,14 +190,32 @@ def _launch(dout_TNH, q_TNH, k_TKH, v_TKH, out_TNH, lse_NT, cu_S, grads, normed,
         x.sin_TH,
         dk_TKH,
         dv_TKH,
-        shares[1],
+        shares_PH,
         *(tensor.stride(0) for tensor in (k_TKH, v_TKH, x.k_TKH, dk_TKH, dv_TKH)),
         tokens,
         segments,
-        **common,
-        **keys.options,
+        **_constants(saved, normed),
+        **config.options,
     )
-    return shares
+    return shares_PH
+
+
+def _shares(saved: Saved, count: int, normed: Normed | None) -> Tensor:
+    q_TNH = saved.q_TNH
+    shape = count if normed else 0, q_TNH.shape[2]
+    return torch.empty(*shape, dtype=torch.float32, device=q_TNH.device)
+
+
+def _no_norm(saved: Saved) -> Normed:
+    """Without a norm to turn back, any tensors will do in its arguments' places."""
+    q_TNH, lse_NT = saved.q_TNH, saved.lse_NT
+    return Normed(q_TNH, saved.k_TKH, lse_NT, lse_NT, q_TNH, q_TNH, 0.0)
+
+
+def _constants(saved: Saved, normed: Normed | None) -> dict[str, int | float]:
+    _, heads, head_dim = saved.q_TNH.shape
+    fused = {"EPS": normed.eps if normed else 0.0, "FUSED": normed is not None}
+    return constants(heads, saved.k_TKH.shape[1], head_dim) | fused
 
 
 def specimens(shape: tuple[int, int, int], count: int | None) -> list[Specimen]:
