@@ -26,7 +26,8 @@ CONFIG = Path("workflow", "config")
 SCHEMAS = ROOT / "workflow" / "schemas"
 SHAPE = (
     "model_layers", "model_dim", "attention_heads", "kv_heads", "head_dim", "intermediate_size",
-    "num_experts", "num_experts_per_tok", "moe_intermediate_size",
+    "num_experts", "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step",
+    "max_position_embeddings",
 )  # fmt: skip
 MAIN = "runs"  # the group of rows whose exports are checked and whose tables are the profile's
 
@@ -238,7 +239,9 @@ def flag_text(flags: Mapping[str, Any]) -> str:
 
 def _shape_flags(model: ModelConfig) -> str:
     """The flags that a kernel's shapes follow from."""
-    return flag_text({name.replace("_", "-"): getattr(model, name) for name in SHAPE})
+    flags = {name.replace("_", "-"): getattr(model, name) for name in SHAPE}
+    dense = ",".join(map(str, model.mlp_only_layers))
+    return flag_text(flags | ({"mlp-only-layers": dense} if dense else {}))
 
 
 def _check_rows(profile: Profile, where: str) -> None:

@@ -2,6 +2,9 @@
 
 import pytest
 
+from sparkgpt.flags import parse_train
+from sparkgpt.pipeline.profiles import _shape_flags
+
 ROWS = {
     "cpu": {"train": 6, "plot": 7, "coordinates": 1, "export": 6, "check_hf": 6, "check_mlx": 6},
     "smoke": {"train": 2, "plot": 6, "export": 2, "check_hf": 2, "check_mlx": 2},
@@ -79,3 +82,10 @@ def test_mistake_in_a_runs_table(line, reason, fresh):
     table = fresh.root / "workflow/config/wrong.runs.tsv"
     table.write_text(f"row\tlabel\tseeds\tflags\n{line}\n")
     assert reason in error_of(fresh)
+
+
+def test_autotune_is_told_which_layers_are_dense():
+    """Their shapes are tuned beside the experts'."""
+    flags = "--num-experts 8 --mlp-only-layers 0,3 --decoder-sparse-step 2 --model-layers 4"
+    model = parse_train(flags.split(), "a run")[0]
+    assert parse_train(_shape_flags(model).split(), "autotune")[0] == model
