@@ -17,10 +17,10 @@ from sparkgpt.doctor.device import Device, Rates, fits_build, read_device
 from sparkgpt.doctor.findings import NO, OK, WARN, Finding, size
 from sparkgpt.doctor.host import Host, Interface, cpu_quota, interfaces, memory, memory_limit
 from sparkgpt.doctor.libraries import Container, Pins, Software, compare_pins, try_apptainer
-from sparkgpt.doctor.needs import hidden_parameters, memory_need, saved_elements
+from sparkgpt.doctor.needs import memory_need, saved_elements
 from sparkgpt.doctor.profiles import judge, preferred, read_profiles
 from sparkgpt.errors import UserError
-from sparkgpt.model.cost import parameter_counts
+from sparkgpt.model.cost import hidden_parameters, parameter_counts
 from sparkgpt.optim.groups import parameter_groups
 
 GIB = 2**30
