@@ -11,7 +11,7 @@ import torch
 from helpers.models import randomised, small
 
 from sparkgpt.config import ModelConfig, TrainConfig
-from sparkgpt.doctor import describe, diagnosis, libraries, scaling
+from sparkgpt.doctor import describe, device, diagnosis, libraries, scaling
 from sparkgpt.doctor.ceiling import SPECIFICATIONS, ceiling, mfu
 from sparkgpt.doctor.device import Device, Rates, fits_build, read_device
 from sparkgpt.doctor.findings import NO, OK, WARN, Finding, size
@@ -188,6 +188,19 @@ def test_attention_back_ends_of_this_device_compute():
     }  # fmt: skip
     failing = dataclasses.replace(GB10, backends={"varlen": "no kernel image"})
     assert levels(describe.attention(failing), "chosen") == [NO]
+
+
+def test_a_back_end_may_fail_in_any_way(monkeypatch):
+    class CompilationError(Exception):  # as triton's, of no standard class
+        pass
+
+    def fails(name, device):
+        raise CompilationError("no C compiler\nmore")
+
+    monkeypatch.setattr(device, "attends", fails)
+    reasons = device.try_backends(torch.device("cpu"))
+    assert {reasons[name] for name in ("sdpa", "sdpa-view")} == {"no C compiler"}
+    assert "needs a CUDA device" in reasons["triton"]
 
 
 # Profiles.
