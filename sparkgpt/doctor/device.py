@@ -130,7 +130,7 @@ def try_backends(device) -> dict[str, str]:
         try:
             choose_backend(name, device)
             reasons[name] = "" if attends(name, device) else "gave numbers that are not finite"
-        except Exception as error:  # triton's errors share no base class, and a compiler may miss
+        except Exception as error:  # triton's share no base class, nor does a missing compiler's
             reasons[name] = (str(error).splitlines() or [type(error).__name__])[0]
     return reasons
 
