@@ -20,6 +20,7 @@ from sparkgpt.doctor.libraries import Container, Pins, Software, compare_pins, t
 from sparkgpt.doctor.needs import memory_need, saved_elements
 from sparkgpt.doctor.profiles import judge, preferred, read_profiles
 from sparkgpt.errors import UserError
+from sparkgpt.fingerprint import ROOT
 from sparkgpt.model.cost import hidden_parameters, parameter_counts
 from sparkgpt.optim.groups import parameter_groups
 
@@ -320,6 +321,18 @@ def test_memory_against_measured_trainers(shape, window, measured):
     model, train = ModelConfig(**shape), TrainConfig(tokens_per_batch=window)
     need = memory_need(model, train, parameter_counts(model)["total"], "cpu") / 2**20
     assert measured <= need <= 1.1 * measured
+
+
+def test_documented_needs_are_those_of_the_formulas():
+    shown = lambda need: f"{need / GIB:.{1 if need < GIB else 0}f} GiB"
+    rows = [
+        line.split("|")
+        for line in (ROOT / "docs/machines.md").read_text().splitlines()
+        if line.endswith(" GiB |")
+    ]
+    found = {row[2].split("`")[1]: (row[4].strip(), row[5].strip()) for row in rows}
+    fits = [judge(wanted, HOST, CPU, SOFTWARE) for wanted in PROFILES.values()]
+    assert found == {fit.name: (shown(fit.memory), shown(fit.disk)) for fit in fits}
 
 
 def test_floors_of_a_gb10_against_published_ones():
