@@ -160,7 +160,7 @@ def test_any_split_has_a_tile_for_each_row():
             counts = torch.randint(0, 300, (experts,), generator=generator)
             counts *= torch.randint(0, 2, (experts,), generator=generator)
             ends = [0, *counts.cumsum(0).tolist(), int(counts.sum()) + 5]
-            # Where each group's tiles begin, as in `rows_of`.
+            # Where each group's tiles begin, as in `row_tile`.
             first = [end // block + expert for expert, end in enumerate(ends)]
             for group, (start, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
                 assert first[group] + -(-(end - start) // block) <= first[group + 1]
