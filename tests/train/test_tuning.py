@@ -13,7 +13,6 @@ from sparkgpt.files import write_json
 from sparkgpt.ops import tuning
 from sparkgpt.ops.choices import (
     Kernels,
-    kernel_choice,
     kernel_code,
     kernel_configs,
     shape_text,
@@ -118,8 +117,6 @@ def test_launchers_get_what_was_recorded(record):
     assert config_of(configs, "forward") == WIDE and config_of(configs, "backward") == SMALL
     assert config_of(configs, "other") is None and kernels.configs_of("fake", F=9, D=4) == ""
     assert config_of("", "forward") is None
-    assert kernel_choice(str(record), DEVICE, "fake/D4-F8/forward") == WIDE
-    assert kernel_choice(str(record), DEVICE, "fake/D4-F9/forward") is None
 
 
 @pytest.mark.parametrize(
