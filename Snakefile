@@ -23,7 +23,8 @@ try:
     config = read_profile(config.get("profile", "cpu")) | config
     contained = DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method
     profile = load_profile({"profile": "cpu"} | config, contained)
-    LAUNCH = launch_of(config, contained)
+    gpus = workflow.global_resources.get("gpu").value  # what `--resources gpu=N` names, or None
+    LAUNCH = launch_of(config, contained, gpus)
     image = image_digest(config["image"], contained)
     JOBS = Jobs(profile, image)
 except UserError as error:

@@ -171,13 +171,13 @@ def _timed(name: str, inputs: tuple, longest: int) -> tuple[float, tuple]:
     """Seconds of one forward and backward, and (output, dq, dk, dv)."""
     import torch
 
+    from sparkgpt.distributed import synchronize
     from sparkgpt.ops.attention import varlen_attention
 
     q, k, v, grad, cu_seqlens_S = inputs
-    wait = torch.cuda.synchronize if q.is_cuda else lambda: None
-    wait()
+    synchronize(q.device)
     start = time.perf_counter()
     out = varlen_attention(q, k, v, cu_seqlens_S, longest, name)
     gradients = torch.autograd.grad(out, (q, k, v), grad)
-    wait()
+    synchronize(q.device)
     return time.perf_counter() - start, (out, *gradients)

@@ -12,7 +12,9 @@ import torch
 
 from sparkgpt.errors import UserError
 
-LOCKS = Path("/tmp/sparkgpt-devices")  # seen by all users, on the host and in containers
+# One fixed place, not tempfile's: TMPDIR differs between users and batch jobs, and a lock that not
+# all find guards nothing. Any user may write to /tmp, and containers see the host's.
+LOCKS = Path("/tmp/sparkgpt-devices")
 UNIFIED_FLOOR = 8 * 2**30  # bytes; unified memory hangs the host when it runs out
 POLL_SECONDS = 1.0
 

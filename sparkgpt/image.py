@@ -12,6 +12,7 @@ from sparkgpt.errors import UserError
 
 MARKER = Path("/opt/sparkgpt/image.json")
 EXPECTED = "SPARKGPT_EXPECT_IMAGE"  # set for each job of a pipeline that runs in containers
+RESULTS_SUFFIX = "-apptainer"  # of the folder of results that are made in containers
 CACHES = {
     "XDG_CACHE_HOME": "",
     "XDG_CONFIG_HOME": "config",

@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
+from sparkgpt.doctor.host import cores_allowed
 from sparkgpt.errors import UserError
 from sparkgpt.flags import Parser
 from sparkgpt.ops.kernels.specimen import FAMILIES
@@ -65,10 +66,9 @@ def compile_all(families: Sequence[str], archs: Sequence[int]) -> list[dict[str,
     """
     if importlib.util.find_spec("triton") is None:
         raise UserError("`sparkgpt kernels` needs triton; on Linux: pip install triton")
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     spawn = multiprocessing.get_context("spawn")
     try:
-        with _no_interpreter(), ProcessPoolExecutor(workers, mp_context=spawn) as pool:
+        with _no_interpreter(), ProcessPoolExecutor(cores_allowed(), mp_context=spawn) as pool:
             counts = pool.map(_count, families)
             jobs = [
                 (family, index, arch)

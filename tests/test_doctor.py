@@ -11,16 +11,17 @@ import torch
 from helpers.models import randomised, small
 
 from sparkgpt.config import ModelConfig, TrainConfig
-from sparkgpt.doctor import describe, diagnosis, libraries, scaling
+from sparkgpt.doctor import describe, device, diagnosis, libraries, scaling
 from sparkgpt.doctor.ceiling import SPECIFICATIONS, ceiling, mfu
 from sparkgpt.doctor.device import Device, Rates, fits_build, read_device
 from sparkgpt.doctor.findings import NO, OK, WARN, Finding, size
 from sparkgpt.doctor.host import Host, Interface, cpu_quota, interfaces, memory, memory_limit
 from sparkgpt.doctor.libraries import Container, Pins, Software, compare_pins, try_apptainer
-from sparkgpt.doctor.needs import hidden_parameters, memory_need, saved_elements
+from sparkgpt.doctor.needs import memory_need, saved_elements
 from sparkgpt.doctor.profiles import judge, preferred, read_profiles
 from sparkgpt.errors import UserError
-from sparkgpt.model.cost import parameter_counts
+from sparkgpt.fingerprint import ROOT
+from sparkgpt.model.cost import hidden_parameters, parameter_counts
 from sparkgpt.optim.groups import parameter_groups
 
 GIB = 2**30
@@ -190,6 +191,19 @@ def test_attention_back_ends_of_this_device_compute():
     assert levels(describe.attention(failing), "chosen") == [NO]
 
 
+def test_a_back_end_may_fail_in_any_way(monkeypatch):
+    class CompilationError(Exception):  # as triton's, of no standard class
+        pass
+
+    def fails(name, device):
+        raise CompilationError("no C compiler\nmore")
+
+    monkeypatch.setattr(device, "attends", fails)
+    reasons = device.try_backends(torch.device("cpu"))
+    assert {reasons[name] for name in ("sdpa", "sdpa-view")} == {"no C compiler"}
+    assert "needs a CUDA device" in reasons["triton"]
+
+
 # Profiles.
 
 
@@ -307,6 +321,18 @@ def test_memory_against_measured_trainers(shape, window, measured):
     model, train = ModelConfig(**shape), TrainConfig(tokens_per_batch=window)
     need = memory_need(model, train, parameter_counts(model)["total"], "cpu") / 2**20
     assert measured <= need <= 1.1 * measured
+
+
+def test_documented_needs_are_those_of_the_formulas():
+    shown = lambda need: f"{need / GIB:.{1 if need < GIB else 0}f} GiB"
+    rows = [
+        line.split("|")
+        for line in (ROOT / "docs/machines.md").read_text().splitlines()
+        if line.endswith(" GiB |")
+    ]
+    found = {row[2].split("`")[1]: (row[4].strip(), row[5].strip()) for row in rows}
+    fits = [judge(wanted, HOST, CPU, SOFTWARE) for wanted in PROFILES.values()]
+    assert found == {fit.name: (shown(fit.memory), shown(fit.disk)) for fit in fits}
 
 
 def test_floors_of_a_gb10_against_published_ones():

@@ -66,22 +66,23 @@ class Launch:
         return {"gpu": count} if self.gpus else {}
 
 
-def check_gpus(launch: Launch, given: int | None) -> None:
-    """UserError when `--resources gpu=N` would start ranks that share a GPU, or wait for each
-    other's: those under torchrun take the GPUs from 0 on."""
-    alone = launch.ranks == 1 or launch.nodes is not None or not launch.gpus
-    if not alone and given not in (None, launch.ranks):
-        raise UserError(
-            f"ranks={launch.ranks} take the first {launch.ranks} GPUs of this machine, a run at a "
-            f"time; give --resources gpu={launch.ranks}, or leave it out, instead of gpu={given}"
-        )
+def launch_of(
+    config: Mapping[str, Any], contained: bool = False, gpus: int | None = None
+) -> Launch:
+    """How a checked configuration starts its runs, in an image or not. UserError when it can't be.
 
-
-def launch_of(config: Mapping[str, Any], contained: bool = False) -> Launch:
-    """How a checked configuration starts its runs. UserError when it can't be."""
-    gpus = config["train"].get("device") == "cuda"
-    launch = Launch(config.get("ranks", 1), config.get("nodes"), gpus)
+    `gpus` is the N of `--resources gpu=N`. Ranks under torchrun take the GPUs from 0 on: two such
+    runs at once would wait for each other's.
+    """
+    on_gpus = config["train"].get("device") == "cuda"
+    launch = Launch(config.get("ranks", 1), config.get("nodes"), on_gpus)
     if launch.nodes is None:
+        if on_gpus and launch.ranks > 1 and gpus not in (None, launch.ranks):
+            raise UserError(
+                f"ranks={launch.ranks} take the first {launch.ranks} GPUs of this machine, a run "
+                f"at a time; give --resources gpu={launch.ranks}, or leave it out, instead of "
+                f"gpu={gpus}"
+            )
         return launch
     if launch.ranks % launch.nodes:
         raise UserError(

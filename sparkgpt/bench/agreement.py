@@ -11,14 +11,15 @@ import math
 import torch
 import torch.nn.functional as F
 
-from sparkgpt.bench.ours import CPU
 from sparkgpt.bench.peer import build_peer, peer_logits, stock_tensors
 from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.data.stream import Window
+from sparkgpt.distributed import Ranks
 from sparkgpt.model import Transformer
 from sparkgpt.train.build import build_loss, build_model
 from sparkgpt.vocab import IGNORE_INDEX
 
+CPU = Ranks(0, 1, torch.device("cpu"))
 # Relative, in float32: sums over a window of 8,192 in other orders differ by less than 1e-6.
 LOSS_TOLERANCE = 1e-5
 GRADIENT_TOLERANCE = 1e-4  # of each tensor: norm of the difference over norm

@@ -16,25 +16,18 @@ import torch
 import torch.nn.functional as F
 
 from sparkgpt.config import ModelConfig
+from sparkgpt.model.cost import matrices
 from sparkgpt.vocab import VOCAB_SIZE
 
 
-def matrix_shapes(config: ModelConfig) -> dict[str, tuple[int, int, int]]:
-    """Name -> (how many, inputs, outputs) of the matrices of a dense model.
+def matrix_shapes(config: ModelConfig) -> list[tuple[int, int, int]]:
+    """(how many, outputs, inputs) of the matrices of a dense model, the head last.
 
     ValueError for one with experts: how many rows an expert gets is not fixed.
     """
     if config.sparse_layers:
         raise ValueError("the bare kernels are those of a dense model")
-    layers, width, hidden = config.model_layers, config.model_dim, config.intermediate_size
-    queries = config.attention_heads * config.head_dim
-    return {
-        "qkv": (layers, width, queries + 2 * config.kv_heads * config.head_dim),
-        "o": (layers, queries, width),
-        "gate_up": (layers, width, 2 * hidden),
-        "down": (layers, hidden, width),
-        "lm_head": (1, width, VOCAB_SIZE),
-    }
+    return [*matrices(config), (1, VOCAB_SIZE, config.model_dim)]
 
 
 class BareProducts:
@@ -42,7 +35,7 @@ class BareProducts:
 
     def __init__(self, config: ModelConfig, window: int):
         self.products = []
-        for count, inputs, outputs in matrix_shapes(config).values():
+        for count, outputs, inputs in matrix_shapes(config):
             x_TI, dx_TI = torch.randn(window, inputs), torch.empty(window, inputs)
             y_TO, dy_TO = torch.empty(window, outputs), torch.randn(window, outputs)
             w_OI, dw_OI = torch.randn(outputs, inputs), torch.empty(outputs, inputs)

@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from sparkgpt.errors import UserError, explain
@@ -24,22 +25,27 @@ def run_child(task: str, arguments: dict) -> dict:
     UserError (exit code 1) when it fails.
     """
     command = [sys.executable, "-m", "sparkgpt.bench.child", task, json.dumps(arguments)]
+    return json.loads(run_here(command, task).splitlines()[-1])
+
+
+def run_here(command: Sequence[str], name: str, seconds: float = TIMEOUT_SECONDS) -> str:
+    """Run a command in this checkout; what it printed. UserError (exit code 1) when it fails."""
+    what = f"the benchmark's process {name!r}"
     try:
-        ended = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
-        )
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as error:
         raise UserError(
-            f"the benchmark's process {task!r} took more than {TIMEOUT_SECONDS} seconds; "
-            "ask for less",
-            exit_code=1,
+            f"{what} took more than {seconds:g} seconds; ask for less", exit_code=1
         ) from error
     if ended.returncode:
-        reason = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise UserError(
-            f"the benchmark's process {task!r} ended with {ended.returncode}: {reason}", exit_code=1
-        )
-    return json.loads(ended.stdout.splitlines()[-1])
+        reason = last_line(ended.stderr or ended.stdout)
+        raise UserError(f"{what} ended with {ended.returncode}: {reason}", exit_code=1)
+    return ended.stdout
+
+
+def last_line(text: str) -> str:
+    """Of what a program printed, in which the reason of its end stands."""
+    return (text.strip().splitlines() or ["it said nothing"])[-1]
 
 
 def peak_rss() -> int:

@@ -4,6 +4,7 @@ Imports torch once the flags are known to be right.
 """
 
 import dataclasses
+import importlib.metadata
 import json
 import math
 import os
@@ -63,13 +64,12 @@ def measure(settings: Settings, sections: list[str], sizes: list[float], documen
     When the step's agreement is red, it ends there, with `agreed` false and no figure at all.
     """
     from sparkgpt.bench.aims import AIMS
-    from sparkgpt.bench.machine import machine
 
     if settings.threads:
         import torch
 
         torch.set_num_threads(settings.threads)
-    record = {"schema": SCHEMA, "settings": dataclasses.asdict(settings), "machine": machine()}
+    record = {"schema": SCHEMA, "settings": dataclasses.asdict(settings), "machine": _machine()}
     record["load_before"] = os.getloadavg()  # of 1, 5 and 15 minutes
     with tempfile.TemporaryDirectory(prefix="sparkgpt-bench-") as name:
         for section in sections:
@@ -84,6 +84,20 @@ def measure(settings: Settings, sections: list[str], sizes: list[float], documen
     for section in sections:
         found |= record[section].pop("figures")
     return record | {aim.figure: found.get(aim.figure) for aim in AIMS if aim.section in sections}
+
+
+def _machine() -> dict:
+    """Processor, cores, threads, system; versions of libraries; the tree that was measured."""
+    from sparkgpt.provenance import platform_state, tree_state, versions
+
+    libraries = versions()
+    try:
+        libraries["transformers"] = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    tree = tree_state()
+    kept = {name: tree[name] for name in ("commit", "hash", "dirty")}
+    return {"platform": platform_state(), "versions": libraries, "tree": kept}
 
 
 def _run(

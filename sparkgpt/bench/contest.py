@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from sparkgpt.progress import progress
 
 FALLING = 0.98  # a median below this share of the one before is still falling
@@ -98,19 +100,10 @@ def _run_rounds(contestants: list[Contestant], rounds: int, rule: WarmUp) -> tup
 
 def spread(values: list[float]) -> dict[str, float]:
     """Median, and where the lowest fifth ends and the highest begins (linear between samples)."""
-    ordered = sorted(values)
-    return {
-        name: _quantile(ordered, q) for name, q in (("median", 0.5), ("p20", 0.2), ("p80", 0.8))
-    }
+    quantiles = np.quantile(values, (0.5, 0.2, 0.8)).tolist()
+    return dict(zip(("median", "p20", "p80"), quantiles, strict=True))
 
 
 def ratio(top: list[float], bottom: list[float]) -> dict[str, float]:
     """Spread of top / bottom inside each round, where both met the same load."""
     return spread([a / b for a, b in zip(top, bottom, strict=True)])
-
-
-def _quantile(ordered: list[float], share: float) -> float:
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

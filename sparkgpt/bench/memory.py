@@ -6,8 +6,8 @@ from pathlib import Path
 from sparkgpt.bench.child import run_child
 from sparkgpt.bench.documents import news_lengths, write_synthetic_cache
 from sparkgpt.bench.shapes import Settings
-from sparkgpt.doctor.needs import hidden_parameters, optimizer_bytes, saved_elements
-from sparkgpt.model.cost import parameter_counts
+from sparkgpt.doctor.needs import optimizer_bytes, saved_elements
+from sparkgpt.model.cost import hidden_parameters, parameter_counts
 
 STEPS = 3
 WINDOW_BYTES = 3 * 8  # a position's token, target and place, int64

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from sparkgpt.bench.child import last_line, run_here
 from sparkgpt.bench.documents import news_lengths, write_synthetic_cache
 from sparkgpt.bench.memory import train_flags
 from sparkgpt.bench.shapes import Settings
@@ -38,7 +39,7 @@ def run_startup(settings: Settings, folder: Path) -> dict:
     with progress("starts of commands", len(COMMANDS) + 1) as bar:
         for name, command in COMMANDS.items():
             try:
-                samples[name] = [command_seconds(command) for _ in range(REPEATS)]
+                samples[name] = [command_seconds(name, command) for _ in range(REPEATS)]
             except UserError as error:
                 failed[name] = str(error)
             bar.advance(1, name)
@@ -48,20 +49,11 @@ def run_startup(settings: Settings, folder: Path) -> dict:
     return {"samples": samples, "failed": failed, "figures": figures}
 
 
-def command_seconds(command: tuple[str, ...]) -> float:
+def command_seconds(name: str, command: tuple[str, ...]) -> float:
     """Wall seconds from the process' start to its end. UserError when it fails."""
     start = time.perf_counter()
-    try:
-        ended = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
-        )
-    except subprocess.TimeoutExpired as error:
-        raise UserError(f"no end after {TIMEOUT_SECONDS:g} seconds", exit_code=1) from error
-    seconds = time.perf_counter() - start
-    if ended.returncode:
-        lines = (ended.stderr or ended.stdout).strip().splitlines() or ["it said nothing"]
-        raise UserError(f"exit code {ended.returncode}: {lines[-1]}", exit_code=1)
-    return seconds
+    run_here(command, name, TIMEOUT_SECONDS)
+    return time.perf_counter() - start
 
 
 def first_step(settings: Settings, folder: Path) -> float:
@@ -82,8 +74,7 @@ def first_step(settings: Settings, folder: Path) -> float:
             while not _has_step(metrics):
                 if process.poll() is not None or time.perf_counter() - start > TIMEOUT_SECONDS:
                     log.seek(0)
-                    last = (log.read().strip().splitlines() or ["it said nothing"])[-1]
-                    raise UserError(f"the run logged no step: {last}", exit_code=1)
+                    raise UserError(f"the run logged no step: {last_line(log.read())}", exit_code=1)
                 time.sleep(POLL_SECONDS)
             return time.perf_counter() - start
         finally:

@@ -1,20 +1,27 @@
 """The section `step`: agreement first, then all contestants in rounds, the split, the memory."""
 
+from functools import partial
 from pathlib import Path
 
-from sparkgpt.bench.agreement import agreement
+from torch.profiler import record_function
+
+from sparkgpt.bench.agreement import CPU, agreement
 from sparkgpt.bench.bare import BareAttention, BareProducts
 from sparkgpt.bench.contest import Contestant, Sample, WarmUp, ratio, run_rounds, spread
 from sparkgpt.bench.documents import news_lengths, write_synthetic_cache
 from sparkgpt.bench.memory import measure_memory
-from sparkgpt.bench.ours import OurStep
 from sparkgpt.bench.peer import PeerStep
 from sparkgpt.bench.shapes import Settings
-from sparkgpt.bench.split import profile_steps
+from sparkgpt.bench.split import DATA, OPTIMIZER, profile_steps
+from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.data.cache import open_documents
 from sparkgpt.data.store import ByteCache
 from sparkgpt.data.stream import Window, WindowStream, check_lengths
+from sparkgpt.errors import UserError
+from sparkgpt.optim.hybrid import HybridOptimizer
 from sparkgpt.progress import progress
+from sparkgpt.train.build import build_loss, build_model
+from sparkgpt.train.step import train_step
 
 WINDOWS = 24  # that the synthetic documents fill, about; later steps begin another epoch
 
@@ -75,7 +82,7 @@ def opponents(settings: Settings, stream: WindowStream) -> list[Contestant]:
     model = settings.model
     masked, unmasked = PeerStep(model), PeerStep(model)
     products, attention = BareProducts(model, settings.window), BareAttention(model)
-    on_window = lambda work: lambda index: _with(work, stream.window(index))
+    on_window = lambda work: lambda index: partial(work, stream.window(index))
     return [
         Contestant("masked_peer", on_window(masked.masked)),
         Contestant("unmasked_peer", on_window(unmasked.unmasked)),
@@ -119,5 +126,48 @@ def figures(settings: Settings, samples: dict, ratios: dict, part: dict) -> dict
     return found | {f"share_{name}": value for name, value in part["shares"].items()}
 
 
-def _with(work, window: Window):
-    return lambda: work(window)
+class OurStep:
+    """`step(index)` lays out window `index` of the stream and trains on it, at the peak rates.
+
+    Training lays out windows ahead, in a thread; here that is inside the step, and so an upper
+    bound of its cost.
+    """
+
+    def __init__(self, config: ModelConfig, train: TrainConfig, stream: WindowStream):
+        self.train, self.stream = train, stream
+        self.model, optimizer = build_model(config, train, CPU)
+        self.optimizer = _Recorded(optimizer)
+        self.loss_of = build_loss(train, CPU)
+
+    def ready(self, index: int):
+        return lambda: self.step(index)
+
+    def step(self, index: int) -> None:
+        """One update. UserError (exit code 1) when it was left out, and so not a whole step."""
+        with record_function(DATA):
+            window = self.stream.window(index)
+        result = train_step(
+            self.model, self.loss_of, self.optimizer, [window], window.real_tokens, 1.0, self.train,
+            CPU, False,
+        )  # fmt: skip
+        if result.bad:
+            raise UserError(
+                f"step {index} was left out ({result.bad}), so its time says nothing; "
+                "give other documents or another shape",
+                exit_code=1,
+            )
+
+
+class _Recorded:
+    """The optimizer, its update and the dropping of gradients marked for the profiler."""
+
+    def __init__(self, optimizer: HybridOptimizer):
+        self.optimizer = optimizer
+
+    def step(self, factor: float) -> None:
+        with record_function(OPTIMIZER):
+            self.optimizer.step(factor)
+
+    def zero_grad(self) -> None:
+        with record_function(OPTIMIZER):
+            self.optimizer.zero_grad()

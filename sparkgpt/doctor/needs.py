@@ -45,6 +45,8 @@ def memory_need(model: ModelConfig, train: TrainConfig, total: int, device: str)
     2P on CUDA, and the larger of what the backward needs (all that is saved, and as much again
     as one layer saves, for its gradients) and what the update holds for a moment.
     """
+    from sparkgpt.model.cost import hidden_parameters
+
     cuda = device == "cuda"
     hidden = hidden_parameters(model)
     muon = hidden if train.optimizer == "muon" else 0
@@ -58,13 +60,6 @@ def memory_need(model: ModelConfig, train: TrainConfig, total: int, device: str)
     return int(PROGRAM[device] + fixed + max(elements * (2 if cuda else 4), update))
 
 
-def hidden_parameters(model: ModelConfig) -> int:
-    """How many parameters Muon orthogonalises."""
-    from sparkgpt.model.cost import matrices
-
-    return sum(count * rows * columns for count, rows, columns in matrices(model))
-
-
 def optimizer_bytes(total: int, muon: int) -> int:
     """float32 state: one tensor under Muon, two under AdamW."""
     return 4 * muon + 8 * (total - muon)
@@ -72,6 +67,8 @@ def optimizer_bytes(total: int, muon: int) -> int:
 
 def disk_need(model: ModelConfig, train: TrainConfig, total: int) -> int:
     """Bytes of a finished run: its checkpoints, the final weights twice, and their export."""
+    from sparkgpt.model.cost import hidden_parameters
+
     muon = hidden_parameters(model) if train.optimizer == "muon" else 0
     checkpoint = 4 * total + optimizer_bytes(total, muon)
     return (train.keep_last if train.save_every else 0) * checkpoint + 3 * 4 * total

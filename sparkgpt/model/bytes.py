@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sparkgpt.config import ModelConfig, TrainConfig
-from sparkgpt.model.cost import ITERATIONS, matrices, parameter_counts
+from sparkgpt.model.cost import ITERATIONS, hidden_parameters, matrices, parameter_counts
 from sparkgpt.vocab import VOCAB_SIZE
 
 # Our kernels, by what they fuse. The backward of `attention` ends, with `qk_rope`, in that of RoPE
@@ -122,19 +122,25 @@ def moved(passes: Iterable[Pass], sizes: dict[str, int], fused: frozenset[str]) 
     return sum(times * sizes[name] for one in running for name, times in one.moves.items())
 
 
-def position_bytes(model: ModelConfig, element: int, fused: frozenset[str] = LEAST) -> int:
-    """Bytes that forward and backward move for one position; `element` bytes an activation."""
-    k, sparse = model.num_experts_per_tok, len(model.sparse_layers)
-    sizes = {
+def symbols(model: ModelConfig, routed: bool) -> dict[str, int]:
+    """Elements of one position by symbol, in a dense layer or in one whose rows are routed."""
+    k = model.num_experts_per_tok
+    return {
         "D": model.model_dim,
         "Q": model.attention_heads * model.head_dim,
         "K": model.kv_heads * model.head_dim,
         "H": model.head_dim,
-        "F": model.intermediate_size,
+        "F": k * model.moe_intermediate_size if routed else model.intermediate_size,
+        "R": k * model.model_dim,
         "V": VOCAB_SIZE,
+        "E": model.num_experts,
     }
-    routed = sizes | {"F": k * model.moe_intermediate_size, "R": k * model.model_dim}
-    routed["E"] = model.num_experts
+
+
+def position_bytes(model: ModelConfig, element: int, fused: frozenset[str] = LEAST) -> int:
+    """Bytes that forward and backward move for one position; `element` bytes an activation."""
+    sparse = len(model.sparse_layers)
+    sizes, routed = symbols(model, routed=False), symbols(model, routed=True)
     elements = model.model_layers * moved(ATTENTION_HALF, sizes, fused)
     elements += (model.model_layers - sparse) * moved(DENSE_HALF, sizes, fused)
     elements += sparse * moved(EXPERT_HALF, routed, fused)
@@ -148,8 +154,7 @@ def weight_bytes(model: ModelConfig, train: TrainConfig, element: int) -> int:
     gradient written and read, each float32 state and the weight itself read and written.
     """
     total = parameter_counts(model)["total"]
-    hidden = sum(count * rows * columns for count, rows, columns in matrices(model))
-    states = 2 * total - (hidden if uses_muon(train) else 0)
+    states = 2 * total - (hidden_parameters(model) if uses_muon(train) else 0)
     cast = 6 if element == 2 else 0
     return total * (cast + 2 * element + 8 + 8) + 8 * states
 
@@ -174,10 +179,9 @@ def muon_bytes(model: ModelConfig, element: int, fused: frozenset[str] = LEAST) 
     12, look-ahead 12, batch 8, cast 6, norm 2, quotient 4, cast back 6 and addition 12 are kernels
     of their own; in float32 there are no casts.
     """
-    hidden = sum(count * rows * columns for count, rows, columns in matrices(model))
     apart = 42 if element == 2 else 36
     around = 2 * element if "muon" in fused else apart
-    return newton_schulz_bytes(model, element, fused) + around * hidden
+    return newton_schulz_bytes(model, element, fused) + around * hidden_parameters(model)
 
 
 def step_bytes(

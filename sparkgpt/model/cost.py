@@ -1,9 +1,8 @@
 """What a model costs: parameters and floating-point operations, by formula."""
 
 from sparkgpt.config import ModelConfig
+from sparkgpt.optim.muon import ITERATIONS
 from sparkgpt.vocab import VOCAB_SIZE
-
-ITERATIONS = 5  # of Newton-Schulz, as in optim.muon, which needs torch
 
 
 def parameter_counts(config: ModelConfig) -> dict[str, int]:
@@ -55,6 +54,11 @@ def matrices(config: ModelConfig) -> list[tuple[int, int, int]]:
         (experts, width, config.moe_intermediate_size),
     ]
     return [shape for shape in shapes if shape[0]]
+
+
+def hidden_parameters(config: ModelConfig) -> int:
+    """How many parameters Muon orthogonalises."""
+    return sum(count * rows * columns for count, rows, columns in matrices(config))
 
 
 def newton_schulz_flops(config: ModelConfig) -> int:

@@ -60,8 +60,7 @@ class Transformer(nn.Module):
 
     `compute_dtype` is the dtype of the residual stream and all matmuls (weights stay float32);
     `attention_backend` a name that `ops.attention.choose_backend` returned, `kernels` the fused
-    operations. Weights are
-    uninitialised until `mup.init_weights` or `load_state_dict`.
+    operations. Weights are uninitialised until `mup.init_weights` or `load_state_dict`.
     """
 
     def __init__(

@@ -81,13 +81,6 @@ def kernel_code() -> str:
     return digest.hexdigest()
 
 
-def kernel_choice(path: str, device: Mapping[str, object], key: str) -> Config | None:
-    """The recorded configuration of a kernel, by `Tunable.key`; None: its default. UserError as in
-    `kernel_configs`."""
-    choice = _kernel_choices(path, device).get(key)
-    return Config.parse(choice["winner"]) if choice else None
-
-
 def kernel_configs(path: str, device: Mapping[str, object]) -> dict[str, str]:
     """`Kernels.configs` from a record for `device`, as `provenance.device_state` describes it.
 

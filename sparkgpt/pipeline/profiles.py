@@ -20,6 +20,7 @@ from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.errors import UserError
 from sparkgpt.fingerprint import ROOT
 from sparkgpt.flags import parse_train
+from sparkgpt.image import RESULTS_SUFFIX
 from sparkgpt.pipeline.texts import read_text
 
 CONFIG = Path("workflow", "config")
@@ -142,7 +143,7 @@ def load_profile(config: Mapping[str, Any], contained: bool = False) -> Profile:
     What is made in containers lies apart, so that neither makes the other stale.
     """
     name = config["profile"]
-    results = f"results/{name}" + ("-apptainer" if contained else "")
+    results = f"results/{name}" + (RESULTS_SUFFIX if contained else "")
     where = str(CONFIG / f"{name}.yaml")
     check_schema(dict(config), "config", where)
     groups = {}

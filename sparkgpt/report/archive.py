@@ -15,6 +15,7 @@ from typing import Any
 from sparkgpt.errors import UserError
 from sparkgpt.files import read_json, replacing_directory, sha256_file, write_text
 from sparkgpt.flags import Parser
+from sparkgpt.image import RESULTS_SUFFIX
 from sparkgpt.report import readme
 from sparkgpt.report.contents import copy_pins, copy_records, copy_text
 from sparkgpt.report.pack import WEIGHTS, WEIGHTS_SUMS, check_size, copy_weights, pack, weights_sums
@@ -42,9 +43,8 @@ def main(argv: list[str]) -> int:
 
 def _publish(arguments: Any, target: Path) -> None:
     records = Path(arguments.records)
-    config = Path(
-        arguments.config or f"workflow/config/{records.name.removesuffix('-apptainer')}.yaml"
-    )
+    profile = records.name.removesuffix(RESULTS_SUFFIX)
+    config = Path(arguments.config or f"workflow/config/{profile}.yaml")
     table = Path(arguments.rows or config.with_name(f"{config.stem}.runs.tsv"))
     rows = read_rows(table)
     runs = load_runs(records, rows)
@@ -104,18 +104,19 @@ def check_different(runs: list[Run], others: Sequence[Run] = ()) -> None:
         digest = run.summary.weights_sha256
         if digest is None:
             raise UserError(f"{run.path} has no weights; run it with --save-final")
-        again = run in others and seen.get(digest) in runs and _settings(run)
-        if digest in seen and not (again and again == _settings(seen[digest])):
+        first = seen.setdefault(digest, run)
+        second_name = first in runs and run in others and _same_settings(first, run)
+        if first is not run and not second_name:
             raise UserError(
-                f"{seen[digest].path} and {run.path} have the same weights ({digest}); "
+                f"{first.path} and {run.path} have the same weights ({digest}); "
                 "one of them is not what its name says, run it again"
             )
-        seen[digest] = run
 
 
-def _settings(run: Run) -> dict | None:
-    """What fixes a run's weights; None in the records of other programs."""
-    return read_json(run.path / "config.json").get("fingerprint")
+def _same_settings(*runs: Run) -> bool:
+    """Whether the records say what fixes the weights, and the same."""
+    first, second = (read_json(run.path / "config.json").get("fingerprint") for run in runs)
+    return first is not None and first == second
 
 
 def write_sums(folder: Path) -> None:

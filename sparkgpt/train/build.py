@@ -24,21 +24,26 @@ def build_model(
     """An initialised model on its device, computing in bf16 on CUDA and fp32 on a CPU, and its
     optimizer."""
     cuda = ranks.device.type == "cuda"
-    backend = train.attention_backend
-    if train.autotune and backend == "auto":
-        shape = (config.attention_heads, config.kv_heads, config.head_dim)
-        backend = attention_choice(train.autotune, ranks.device.type, *shape)
     model = Transformer(
         config,
         compute_dtype=torch.bfloat16 if cuda else torch.float32,
-        attention_backend=choose_backend(
-            backend, ranks.device, config.head_dim, train.triton_attention is not False
-        ),
+        attention_backend=attention_backend(config, train, ranks.device),
         kernels=_kernels(train, ranks),
     )
     init_weights(model, train)
     model.to(ranks.device)
     return model, HybridOptimizer(model, train, model.kernels.muon)
+
+
+def attention_backend(config: ModelConfig, train: TrainConfig, device: torch.device) -> str:
+    """The back end that the flags name, or, for 'auto', that the record of `autotune` chose, unless
+    a flag rules it out. UserError when it can't run on the device."""
+    wanted, triton = train.attention_backend, train.triton_attention is not False
+    if train.autotune and wanted == "auto":
+        shape = (config.attention_heads, config.kv_heads, config.head_dim)
+        recorded = attention_choice(train.autotune, device.type, *shape)
+        wanted = recorded if triton or recorded != "triton" else "auto"
+    return choose_backend(wanted, device, config.head_dim, triton)
 
 
 def _kernels(train: TrainConfig, ranks: Ranks) -> Kernels:

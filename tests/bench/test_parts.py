@@ -41,7 +41,7 @@ def test_default_shape_and_its_moe_are_equally_wide():
 
 def test_bare_products_are_those_of_the_model():
     shapes = matrix_shapes(SETTINGS.model)
-    weights = sum(count * inputs * outputs for count, inputs, outputs in shapes.values())
+    weights = sum(count * outputs * inputs for count, outputs, inputs in shapes)
     assert weights == parameter_counts(SETTINGS.model)["matmul_active"]
     with pytest.raises(ValueError):
         matrix_shapes(SETTINGS.moe_model)

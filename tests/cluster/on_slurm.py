@@ -148,8 +148,8 @@ def disturb(cluster, root: Path, process: subprocess.Popen) -> dict[str, tuple[s
 
     def wait_until(condition):
         while not (found := condition()):
-            assert process.poll() is None, (root / "snakemake.log").read_text()
-            assert time.monotonic() < deadline, (root / "snakemake.log").read_text()
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(told_by(cluster, root))
             time.sleep(0.05)
         return found
 
@@ -170,6 +170,13 @@ def disturb(cluster, root: Path, process: subprocess.Popen) -> dict[str, tuple[s
     cancelled = job_of(cluster, first)
     cluster("scancel", cancelled)
     return {"told": (first, told), "lost": (second, lost), "cancelled": (first, cancelled)}
+
+
+def told_by(cluster, root: Path) -> str:
+    """What is known when the runs don't go on: Snakemake's log, then SLURM's nodes and jobs."""
+    queue = cluster("squeue", "--states=all", "--sort=i", "--format=%i %T %r %S %N %k")
+    nodes = cluster("sinfo", "--Node", "--long")
+    return "\n".join(((root / "snakemake.log").read_text(), nodes, queue))
 
 
 def saved_steps(root: Path, run: str) -> set[int]:

@@ -65,14 +65,20 @@ def test_cpu_needs_no_lock(two_gpus):
 
 
 @pytest.fixture
-def unified(monkeypatch):
+def shares(monkeypatch):
+    """The limits that were set: parts of a device's memory."""
+    found = []
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: found.append(share)
+    )
+    return found
+
+
+@pytest.fixture
+def unified(shares, monkeypatch):
     """A device that shares 128 GiB with the host; call it with the GiB that are free."""
     properties = SimpleNamespace(name="GB10", is_integrated=1, total_memory=128 * GIB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    shares = []
-    monkeypatch.setattr(
-        torch.cuda, "set_per_process_memory_fraction", lambda share, device: shares.append(share)
-    )
 
     def with_free(gib):
         monkeypatch.setattr(devices, "_available_memory", lambda: int(gib * GIB))
@@ -91,9 +97,10 @@ def test_start_without_room_is_refused(unified):
         unified(7.9)
 
 
-def test_memory_of_its_own_has_no_floor(two_gpus, monkeypatch):
+def test_memory_of_its_own_has_no_floor(two_gpus, shares, monkeypatch):
     monkeypatch.setattr(devices, "_available_memory", lambda: 0)
     devices.keep_unified_floor(torch.device("cuda", 0))
+    assert shares == []
 
 
 def test_available_memory_is_read_in_bytes(tmp_path):

@@ -78,6 +78,6 @@ def test_every_entry_refuses(command, tmp_path):
 
 
 def test_caches_of_a_container_lie_in_the_work_directory():
-    settings = image.cache_settings("/work")
-    assert settings["APPTAINERENV_TRITON_HOME"] == "/work/.cache/triton"
-    assert all(value.startswith("/work/.cache") for value in settings.values())
+    settings = image.cache_settings("/checkout")
+    assert settings["APPTAINERENV_TRITON_HOME"] == "/checkout/.cache/triton"
+    assert all(value.startswith("/checkout/.cache") for value in settings.values())

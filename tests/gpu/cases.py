@@ -17,8 +17,9 @@ from sparkgpt.model.bytes import (
     moved,
     muon_bytes,
     position_bytes,
+    symbols,
 )
-from sparkgpt.model.cost import matrices, newton_schulz_flops, step_flops
+from sparkgpt.model.cost import hidden_parameters, newton_schulz_flops, step_flops
 
 POSITIONS = TRAIN.tokens_per_batch
 # Kernels outside the module that is timed.
@@ -65,12 +66,12 @@ def case_bytes(case: Case, element: int = 2, positions: int = POSITIONS) -> int:
     """Bytes of one forward and backward of a case's module, without the weights'."""
     model, fused = SHAPES[case.shape], frozenset(case.fused)
     if case.part == "muon":
-        hidden = sum(count * rows * columns for count, rows, columns in matrices(model))
-        return muon_bytes(model, element, fused) + 20 * hidden
+        return muon_bytes(model, element, fused) + 20 * hidden_parameters(model)
     if case.part == "head":
         return positions * position_bytes(one_layer(model), element, fused)
     table = {"mlp": DENSE_HALF, "attention": ATTENTION_HALF, "moe": EXPERT_HALF}[case.part]
-    return element * positions * moved(_inside(table), _sizes(model), fused)
+    sizes = symbols(model, routed=case.part == "moe")
+    return element * positions * moved(_inside(table), sizes, fused)
 
 
 def case_flops(case: Case, positions: int = POSITIONS) -> float:
@@ -100,17 +101,3 @@ def one_layer(model: ModelConfig) -> ModelConfig:
 
 def _inside(table: tuple[Pass, ...]) -> list[Pass]:
     return [one for one in table if one.name not in OUTSIDE]
-
-
-def _sizes(model: ModelConfig) -> dict[str, int]:
-    k = model.num_experts_per_tok
-    hidden = k * model.moe_intermediate_size if model.num_experts else model.intermediate_size
-    return {
-        "D": model.model_dim,
-        "Q": model.attention_heads * model.head_dim,
-        "K": model.kv_heads * model.head_dim,
-        "H": model.head_dim,
-        "F": hidden,
-        "R": k * model.model_dim,
-        "E": model.num_experts,
-    }

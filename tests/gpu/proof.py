@@ -116,7 +116,7 @@ def prove(wanted: list[str], end: float) -> int:
         f"{state['name']}: {found.gemm / 1e12:.0f} TFLOP/s and {found.copy / 1e9:,.0f} GB/s "
         f"measured, {known} specified"
     )
-    sections = {"tests": test_section, "kernels": kernel_section, "training": training_section}
+    sections = {"tests": suite_section, "kernels": kernel_section, "training": training_section}
     for index, name in enumerate(wanted):
         left = end - time.monotonic()
         share = SECTIONS[name] if index + 1 < len(wanted) else 1.0
@@ -129,7 +129,7 @@ def prove(wanted: list[str], end: float) -> int:
     return 1 if failed else 0
 
 
-def test_section(result: dict, out: Path, end: float) -> list[dict]:
+def suite_section(result: dict, out: Path, end: float) -> list[dict]:
     """tests/kernels on the device, in a process of their own."""
     report = out / "tests.xml"
     report.unlink(missing_ok=True)
@@ -201,9 +201,9 @@ def _measure(case: Case, device, rates: dict, plain: dict, bare: dict) -> dict:
 
 def training_section(result: dict, out: Path, end: float) -> list[dict]:
     """STEPS steps of each shape on synthetic documents, flags off and on."""
+    from sparkgpt.doctor.savings import operations
     from sparkgpt.files import read_json
     from sparkgpt.model.bytes import step_bytes
-    from sparkgpt.model.cost import newton_schulz_flops, step_flops
 
     documents = write_documents(out / "documents.jsonl")
     spec, rows = result["specification"], []
@@ -226,12 +226,10 @@ def training_section(result: dict, out: Path, end: float) -> list[dict]:
         model = SHAPES[shape]
         fused = frozenset(fusion for flag, fusion in FLAGS.items() if flags[flag])
         traffic = sum(step_bytes(model, TRAIN, 2, fused).values())
-        lengths = [DOCUMENT] * (POSITIONS // DOCUMENT)
-        flops = step_flops(model, lengths) + newton_schulz_flops(model)
         summary = read_json(out / "runs" / folder / "summary.json")
         rows.append(
             table.training_row(
-                name, summary, traffic, flops, result["rates"], spec and spec["gemm"]
+                name, summary, traffic, operations(model), result["rates"], spec and spec["gemm"]
             )
         )
         print(table.render(table.TRAINING, rows[-1:]), flush=True)
@@ -261,15 +259,13 @@ def train_words(
 
 
 def write_documents(path: Path) -> Path:
-    """Seeded letters in documents that fill windows to the last position."""
-    import random
+    """Synthetic documents that fill windows to the last position."""
+    import numpy as np
 
-    draw = random.Random(0)
-    words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(1, 9))) for _ in range(2000)]
-    with open(path, "w", encoding="utf-8") as file:
-        for _ in range((STEPS + 2) * POSITIONS // DOCUMENT):
-            text = " ".join(draw.choices(words, k=DOCUMENT // 2))[: DOCUMENT - 1]
-            file.write(json.dumps({"text": text}) + "\n")
+    from sparkgpt.bench.documents import write_jsonl
+
+    count = (STEPS + 2) * POSITIONS // DOCUMENT
+    write_jsonl(path, np.full(count, DOCUMENT - 1), seed=0)
     return path
 
 

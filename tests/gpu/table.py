@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from sparkgpt.doctor.ceiling import mfu
+
 NOT_RUN = "not run: out of time"
 KERNELS = ("case", "errors", "ms", "plain ms", "gain", "library ms", "floor ms", "of floor")
 TRAINING = ("run", "tok/s", "ms", "floor ms", "of floor", "peak GiB", "MFU spec", "MFU measured")
@@ -75,8 +77,8 @@ def training_row(
         "floor ms": floor,
         "of floor": floor / ms,
         "peak GiB": summary["peak_memory_bytes"] / 2**30,
-        "MFU spec": model_rate / spec_gemm if spec_gemm else None,
-        "MFU measured": model_rate / rates["gemm"],
+        "MFU spec": mfu(model_rate, 1.0, spec_gemm) if spec_gemm else None,
+        "MFU measured": mfu(model_rate, 1.0, rates["gemm"]),
         "passed": True,
     }
 

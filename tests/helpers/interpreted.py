@@ -15,11 +15,6 @@ def device() -> str:
     return os.environ.get("SPARKGPT_TEST_DEVICE", "cpu")
 
 
-def half_precisions() -> list[torch.dtype]:
-    """What is tested beside float32: products of bfloat16 are wrong when interpreted."""
-    return [torch.float16] if device() == "cpu" else [torch.float16, torch.bfloat16]
-
-
 def interpreted(family: str) -> ModuleType:
     """`sparkgpt.ops.kernels.<family>`, its kernels made for the interpreter; as they are on a GPU.
 

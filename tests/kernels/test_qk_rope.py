@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from helpers.interpreted import assert_as_exact, interpreted, poisoned
-from helpers.models import DOCUMENTS, VARIANTS, pack, randomised
+from helpers.interpreted import assert_as_exact, interpreted
+from helpers.models import VARIANTS
+from helpers.switched import assert_equal_models, plain_and_switched, poison
 
-from sparkgpt.loss import cross_entropy_sum
 from sparkgpt.model import Transformer
 from sparkgpt.ops import qk_rope as ops
 from sparkgpt.ops.choices import Kernels
@@ -59,8 +59,7 @@ def by_reference(qkv, q_gain, k_gain, cos, sin, grads, kv_heads, dtype):
 
 @pytest.fixture
 def nan_filled(monkeypatch):
-    monkeypatch.setattr(torch, "empty", lambda *shape, dtype, device: poisoned(*shape, dtype=dtype))
-    monkeypatch.setattr(torch, "empty_like", lambda x: poisoned(*x.shape, dtype=x.dtype))
+    poison(monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -103,19 +102,7 @@ def test_gradients_equal_finite_differences():
 
 
 def test_the_model_is_the_same_with_it(variant):
-    plain_model = randomised(variant)
-    fused = Transformer(variant, kernels=Kernels(qk_rope=True))
-    fused.load_state_dict(plain_model.state_dict())
-    tokens_T, targets_T, positions_T, cu_seqlens_S = pack(DOCUMENTS)
-    logits = []
-    for model in (plain_model, fused):
-        logits.append(model(tokens_T, positions_T, cu_seqlens_S)[0])
-        cross_entropy_sum(logits[-1], targets_T).backward()
-    assert (logits[0] - logits[1]).abs().max() <= 1e-4
-    for (name, mine), theirs in zip(
-        fused.named_parameters(), plain_model.parameters(), strict=True
-    ):
-        assert torch.allclose(mine.grad, theirs.grad, rtol=1e-4, atol=1e-4), name
+    assert_equal_models(*plain_and_switched(variant, qk_rope=True))
 
 
 def test_one_graph_without_a_break():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.interpreted import assert_as_exact, interpreted, poisoned
 from helpers.models import DOCUMENTS, VARIANTS, pack, randomised
+from helpers.switched import assert_equal_models, plain_and_switched, poison
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from sparkgpt.model import Transformer
@@ -88,7 +89,7 @@ def by_kernels(x, gate_up, down, offsets, grad, tiles):
 @pytest.fixture
 def empty_is_nan(monkeypatch):
     """Every buffer that a launcher makes is full of NaN."""
-    monkeypatch.setattr(torch, "empty", lambda *shape, dtype, device: poisoned(*shape, dtype=dtype))
+    poison(monkeypatch)
 
 
 def errors_of(case, dtype, seed, tiles):
@@ -159,7 +160,7 @@ def test_any_split_has_a_tile_for_each_row():
             counts = torch.randint(0, 300, (experts,), generator=generator)
             counts *= torch.randint(0, 2, (experts,), generator=generator)
             ends = [0, *counts.cumsum(0).tolist(), int(counts.sum()) + 5]
-            # Where each group's tiles begin, as in `rows_of`.
+            # Where each group's tiles begin, as in `row_tile`.
             first = [end // block + expert for expert, end in enumerate(ends)]
             for group, (start, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)):
                 assert first[group] + -(-(end - start) // block) <= first[group + 1]
@@ -204,13 +205,7 @@ def loss_and_gradients(model):
 
 
 def test_model_equals_the_plain_one(variant):
-    model = randomised(variant)
-    loss, gradients = loss_and_gradients(model)
-    fused_loss, fused_gradients = loss_and_gradients(fused(model))
-    assert fused_loss.item() == pytest.approx(loss.item(), rel=1e-6)
-    for name, gradient in gradients.items():
-        scale = gradient.abs().max()
-        assert (fused_gradients[name] - gradient).abs().max() <= 1e-5 * scale, name
+    assert_equal_models(*plain_and_switched(variant, swiglu=True))
 
 
 def test_model_in_bf16_has_float32_gradients():

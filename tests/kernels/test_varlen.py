@@ -4,22 +4,22 @@ import importlib
 
 import pytest
 import torch
-from helpers.interpreted import assert_as_exact, interpreted, poisoned
-from helpers.models import DOCUMENTS, pack, randomised, small
-from torch._dynamo.backends.debugging import aot_eager
+from helpers.interpreted import assert_as_exact, interpreted
+from helpers.models import pack, small
+from helpers.switched import assert_equal_models, plain_and_switched, poison
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from sparkgpt.errors import UserError
 from sparkgpt.loss import cross_entropy_sum
-from sparkgpt.model import Transformer
 from sparkgpt.ops import qk_rope_attention as fused_ops
 from sparkgpt.ops import varlen
 from sparkgpt.ops.attention import choose_backend, varlen_attention
-from sparkgpt.ops.choices import Kernels
 from sparkgpt.ops.qk_rope import norm_rope
 from sparkgpt.ops.rope import rope_tables
 
 family = interpreted("attention")
 family_backward = family.attention_backward
+attention_tiles = interpreted("attention_tiles")
 norm_and_rope = interpreted("qk_rope")
 tl = importlib.import_module("triton.language")
 EPS = 1e-6
@@ -67,24 +67,9 @@ def by_reference(q, k, v, dout, ends):
     return out, *varlen.reference_backward(dout, q, k, v, out, lse, ends)
 
 
-class Poisoned:
-    """torch, but what it allocates is full of NaN."""
-
-    def empty(self, *shape, dtype, device):
-        shape = shape[0] if isinstance(shape[0], tuple) else shape
-        return poisoned(*shape, dtype=dtype)
-
-    def empty_like(self, x):
-        return poisoned(*x.shape, dtype=x.dtype)
-
-    def __getattr__(self, name):
-        return getattr(torch, name)
-
-
 @pytest.fixture(autouse=True)
 def nan_filled(monkeypatch):
-    for module in (family, family_backward):
-        monkeypatch.setattr(module, "torch", Poisoned())
+    poison(monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -253,7 +238,7 @@ def test_programs_find_their_tile_among_70_000_documents():
     slots = torch.tensor([0, 1, 2, 999, len(segment) // 2, len(segment) - 2, len(segment) - 1])
     found = torch.empty(len(slots), 3, dtype=torch.int64)
     probe = InterpretedFunction(_probe)
-    probe[(len(slots),)](ends, slots.int(), found, 70_000, family.locate)
+    probe[(len(slots),)](ends, slots.int(), found, 70_000, attention_tiles.locate)
     at = segment[slots]
     assert torch.equal(found, torch.stack((ends[at].long(), lengths[at], first[slots]), 1))
 
@@ -266,48 +251,24 @@ def _probe(cu_S, slots, found, segments, locate: tl.constexpr):
 
 
 def test_the_model_is_the_same_with_it(variant):
-    plain_model = randomised(variant)
-    tokens_T, targets_T, positions_T, cu_seqlens_S = pack(DOCUMENTS)
-
-    def run(model):
-        model.zero_grad(set_to_none=True)
-        logits_TV, _ = model(tokens_T, positions_T, cu_seqlens_S)
-        cross_entropy_sum(logits_TV, targets_T).backward()
-        return logits_TV, [parameter.grad for parameter in model.parameters()]
-
-    logits_TV, grads = run(plain_model)
     for fused in (False, True):
-        kernels = Kernels(qk_rope=fused)
-        model = Transformer(variant, attention_backend="triton", kernels=kernels)
-        model.load_state_dict(plain_model.state_dict())
-        found_TV, found = run(model)
-        assert (found_TV - logits_TV).abs().max() <= 1e-4
-        for mine, theirs in zip(found, grads, strict=True):
-            assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+        assert_equal_models(*plain_and_switched(variant, "triton", qk_rope=fused))
 
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_one_graph_for_any_number_of_documents(fused):
-    graphs = []
-
-    def backend(graph, examples):
-        graphs.append(graph)
-        return aot_eager(graph, examples)
-
+    counter = CompileCounterWithBackend("aot_eager")
     torch._dynamo.reset()
-    kernels = Kernels(qk_rope=fused)
-    plain_model = randomised(small(model_layers=1))
-    model = Transformer(small(model_layers=1), attention_backend="triton", kernels=kernels)
-    model.load_state_dict(plain_model.state_dict())
+    _, model = plain_and_switched(small(model_layers=1), "triton", qk_rope=fused)
     loss = lambda *window: cross_entropy_sum(model(window[0], *window[2:])[0], window[1])
-    compiled = torch.compile(loss, backend=backend, fullgraph=True)
+    compiled = torch.compile(loss, backend=counter, fullgraph=True)
     after = []
     for lengths in ([40], [10, 30], [1] * 40, [5, 5, 30], [39, 1]):
         tokens_T, targets_T, positions_T, ends = pack([bytes(n - 1) for n in lengths])
         nats = compiled(tokens_T, targets_T, positions_T, ends)
         nats.backward()
         assert nats.item() == pytest.approx(loss(tokens_T, targets_T, positions_T, ends).item())
-        after.append(len(graphs))
+        after.append(counter.frame_count)
     torch._dynamo.reset()
     assert after == [1, 2, 2, 2, 2]
 

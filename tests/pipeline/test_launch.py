@@ -11,7 +11,7 @@ from sparkgpt.errors import UserError
 from sparkgpt.fingerprint import ROOT
 
 sys.path.append(str(ROOT / "workflow"))
-from launch import Launch, check_gpus, launch_of  # noqa: E402
+from launch import Launch, launch_of  # noqa: E402
 
 
 def write(path: Path, text: str) -> str:
@@ -63,14 +63,14 @@ def test_ranks_on_nodes_are_not_for_images():
 
 
 def test_ranks_and_gpus_that_would_wait_for_each_other():
-    ours = Launch(ranks=2, gpus=True)
+    on_cuda = {"train": {"device": "cuda"}}
     for given in (1, 3, 4):
         with pytest.raises(UserError, match=f"--resources gpu=2, .* instead of gpu={given}"):
-            check_gpus(ours, given)
-    check_gpus(ours, 2)
-    check_gpus(ours, None)
-    check_gpus(Launch(gpus=True), 4)
-    check_gpus(Launch(ranks=4, nodes=2, gpus=True), 2)
+            launch_of(on_cuda | {"ranks": 2}, gpus=given)
+    for given in (2, None):
+        assert launch_of(on_cuda | {"ranks": 2}, gpus=given) == Launch(ranks=2, gpus=True)
+    assert launch_of(on_cuda, gpus=4) == Launch(gpus=True)
+    assert launch_of({"train": {}, "ranks": 2}, gpus=4) == Launch(ranks=2)
 
 
 def test_uneven_ranks():

@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -175,6 +176,30 @@ def test_a_sweep_may_hold_a_published_run_under_another_name(complete, tmp_path)
     refused(complete, "dense-s0 and .*other-s0 have the same weights", "--extra", f"sweep={sweep}")
     edit(sweep / "runs/other-s0/config.json", {"fingerprint": {"muon_lr": 0.01}})
     publish(complete, "--extra", f"sweep={sweep}")
+    sums = (tmp_path / "results/v0.1.0/WEIGHTS.sha256").read_text().split()
+    names = [sums[at + 1] for at in range(0, len(sums), 2) if sums[at] == digest("dense 0")]
+    assert names == ["dense-s0.safetensors", "other-s0.safetensors"]
+
+
+def in_image(records, image):
+    for run in (records / "runs").iterdir():
+        edit(run / "run.json", {"image": image})
+
+
+def test_what_was_made_in_an_image_is_published_with_its_list(complete, tmp_path):
+    image = f"sha256:{'1' * 64}"
+    in_image(complete, image)
+    refused(complete, f"made in {image}, and containers has no such image")
+    (tmp_path / "containers").mkdir()
+    for ending, text in (("digest", image), ("contents.txt", "deb a 1"), ("cdx.json", "{}")):
+        (tmp_path / f"containers/cpu.{ending}").write_text(f"{text}\n")
+    publish(complete)
+    version = tmp_path / "results/v0.1.0"
+    assert (version / "image.contents.txt").read_text() == "deb a 1\n"
+    assert json.loads((version / "sbom.cdx.json").read_text()) == {}
+    edit(complete / "runs/moe-s0/run.json", {"image": None})
+    shutil.rmtree(version)
+    refused(complete, f"made in none, {image}, .* not of one")
 
 
 def test_a_version_tells_what_it_was_made_of(complete, tmp_path):

@@ -1,6 +1,5 @@
 """Stopped anywhere, a run ends in the bytes of one that was not stopped; so do its ranks."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,6 +8,7 @@ import threading
 import time
 
 import pytest
+from helpers.processes import wait_for_step
 from helpers.runs import MOE, flags, timeless, weights, whole_steps
 
 from sparkgpt.checkpoint import steps_in
@@ -25,18 +25,6 @@ def start(arguments, **env):
     return subprocess.Popen(
         command, env=os.environ | env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-
-
-def wait_for_step(run, step, process):
-    """Wait until metrics.jsonl shows a step; the process must not end before."""
-    metrics = run / "metrics.jsonl"
-    for _ in range(1200):
-        lines = metrics.read_text().splitlines() if metrics.exists() else []
-        if lines and json.loads(lines[-1])["step"] >= step:
-            return
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.05)
-    raise AssertionError(f"no step {step} in {metrics}")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -58,7 +46,7 @@ def test_killed_and_resumed_ends_in_the_same_bytes(whole, number):
     run = folder / "runs" / name
     for step in (12, 45, 70):
         process = start(arguments)
-        wait_for_step(run, step, process)
+        wait_for_step(run, step, [process])
         process.send_signal(number)
         process.communicate(timeout=60)
         assert process.returncode == (EXIT_STOPPED if number == signal.SIGTERM else -9)
@@ -122,7 +110,7 @@ def test_a_second_writer_is_refused_and_the_pipeline_adopts(whole, tmp_path, cap
     folder, kind, expected = whole
     arguments = flags(folder, "busy-s0", *KINDS[kind], *LONG, "--resume")
     process = start(arguments)
-    wait_for_step(folder / "runs" / "busy-s0", 5, process)
+    wait_for_step(folder / "runs" / "busy-s0", 5, [process])
     process.send_signal(signal.SIGSTOP)  # a slow one, that holds its lock meanwhile
     second = start(arguments)
     said, _ = second.communicate(timeout=60)

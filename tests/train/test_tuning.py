@@ -13,13 +13,13 @@ from sparkgpt.files import write_json
 from sparkgpt.ops import tuning
 from sparkgpt.ops.choices import (
     Kernels,
-    kernel_choice,
+    attention_key,
     kernel_code,
     kernel_configs,
     shape_text,
 )
 from sparkgpt.ops.kernels.specimen import Config, Tunable, config_of
-from sparkgpt.train.build import build_model
+from sparkgpt.train.build import attention_backend, build_model
 from sparkgpt.train.run import check_agreement
 
 CPU = torch.device("cpu")
@@ -118,8 +118,6 @@ def test_launchers_get_what_was_recorded(record):
     assert config_of(configs, "forward") == WIDE and config_of(configs, "backward") == SMALL
     assert config_of(configs, "other") is None and kernels.configs_of("fake", F=9, D=4) == ""
     assert config_of("", "forward") is None
-    assert kernel_choice(str(record), DEVICE, "fake/D4-F8/forward") == WIDE
-    assert kernel_choice(str(record), DEVICE, "fake/D4-F9/forward") is None
 
 
 @pytest.mark.parametrize(
@@ -176,3 +174,13 @@ def test_on_a_gpu_each_kernel_is_recorded_once(monkeypatch, clock):
     assert {key: choice["winner"] for key, choice in found["choices"].items()} == {
         "fake/D4-F8/forward": WIDE.text
     }
+
+
+@pytest.mark.parametrize("flag,chosen", [(None, True), (True, True), (False, False)])
+def test_a_flag_outranks_the_recorded_attention(flag, chosen, tmp_path):
+    pytest.importorskip("triton")
+    path, key = tmp_path / "autotune.json", attention_key(4, 2, 128)
+    write_json(path, {"device": DEVICE, "choices": {key: {"winner": "triton"}}})
+    train = TrainConfig(autotune=str(path), triton_attention=flag)
+    backend = attention_backend(ModelConfig(), train, torch.device("cuda"))
+    assert (backend == "triton") == chosen

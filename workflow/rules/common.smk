@@ -2,7 +2,6 @@
 
 from glob import glob
 
-from launch import check_gpus
 from pipeline import MAIN, Unwatched, flag_text, work_folder
 
 RESULTS = profile.results
@@ -25,12 +24,6 @@ HF_FILES = (
 )
 RULES = ["Snakefile", *sorted(glob("workflow/rules/*.smk"))]
 CAPTIONS = sorted(glob("workflow/report/*.rst"))
-# Runs that go on side by side: one on each of the GPUs that `--resources gpu=N` names.
-GPUS = workflow.global_resources.get("gpu").value or 1
-try:
-    check_gpus(LAUNCH, workflow.global_resources.get("gpu").value)
-except UserError as error:
-    sys.exit(f"sparkgpt: error: {error}")
 GROUP_OF = {group.records: group for group in profile.groups.values()}
 
 

@@ -19,7 +19,7 @@ rule train:
         "{records}/benchmarks/train-{run}.tsv"
     retries: 2 if workflow.is_main_process else 0  # on a cluster, by a new job
     # All of them, so that its speed is measured alone; on several GPUs, its share of them.
-    threads: min(workflow.cores, max(1, workflow.cores * LAUNCH.ranks // GPUS))
+    threads: min(workflow.cores, max(1, workflow.cores * LAUNCH.ranks // (gpus or 1)))
     resources:
         **LAUNCH.resources,
         attempt=lambda wildcards, attempt: attempt,

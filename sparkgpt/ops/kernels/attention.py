@@ -39,8 +39,8 @@ from sparkgpt.ops.kernels.attention_tiles import (
     constants,
     default_config,
     load_tile,
-    locate,
     programs,
+    query_tile,
     signature,
 )
 from sparkgpt.ops.kernels.inputs import document_ends, normal
@@ -114,10 +114,7 @@ def _attention_forward(
     KEYS: tl.constexpr,
 ):
     tl.static_assert(QUERIES % KEYS == 0)
-    head = tl.program_id(0) % N
-    # From the last tile of each document, which sees the most keys, to its first.
-    slot = T // QUERIES + segments - 1 - tl.program_id(0) // N
-    start, length, first = locate(cu_S, segments, slot, QUERIES)
+    head, start, length, first = query_tile(cu_S, T, segments, N, QUERIES)
     row = tl.arange(0, QUERIES)
     position = first + row
     inside = position < length

@@ -16,36 +16,11 @@ from sparkgpt.ops.kernels.attention_tiles import locate, store_head
 
 @triton.jit(do_not_specialize=["segments"])
 def attention_backward_keys(
-    dout_TNH,
-    q_TNH,
-    k_TKH,
-    v_TKH,
-    lse_NT,
-    delta_NT,
-    cu_S,
-    x_TKH,
-    gain_H,
-    cos_TH,
-    sin_TH,
-    dk_TKH,
-    dv_TKH,
-    shares_PH,
-    k_stride,
-    v_stride,
-    x_stride,
-    dk_stride,
-    dv_stride,
-    T,
-    segments,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    H: tl.constexpr,
-    SCALE: tl.constexpr,
-    EPS: tl.constexpr,
-    FUSED: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-):
+    dout_TNH, q_TNH, k_TKH, v_TKH, lse_NT, delta_NT, cu_S, x_TKH, gain_H, cos_TH, sin_TH,
+    dk_TKH, dv_TKH, shares_PH, k_stride, v_stride, x_stride, dk_stride, dv_stride, T, segments,
+    N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, SCALE: tl.constexpr,
+    EPS: tl.constexpr, FUSED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
     tl.static_assert(KEYS % QUERIES == 0)
     head = tl.program_id(0) % K
     # From the first tile of each document, which the most queries see, to its last.
@@ -86,19 +61,6 @@ def attention_backward_keys(
     dv_at = dv_TKH + at * dv_stride + head * H + (row[:, None] * dv_stride + column)
     tl.store(dv_at, dv.to(dv_TKH.dtype.element_ty), mask=inside[:, None])
     store_head(
-        low * (H**-0.5),
-        high * (H**-0.5),
-        dk_TKH + at * dk_stride + head * H,
-        dk_stride,
-        x_TKH + at * x_stride + head * H,
-        x_stride,
-        gain_H,
-        cos_TH + at * H,
-        sin_TH + at * H,
-        shares_PH + tl.program_id(0).to(tl.int64) * H,
-        length - first,
-        H,
-        EPS,
-        FUSED,
-        KEYS,
-    )
+        low, high, dk_TKH, dk_stride, x_TKH, x_stride, gain_H, cos_TH, sin_TH, shares_PH,
+        at, head, length - first, H, EPS, FUSED, KEYS,
+    )  # fmt: skip

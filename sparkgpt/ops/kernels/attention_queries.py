@@ -10,7 +10,7 @@ that the tile sees. Heads are held as their two halves, which the epilogue's rot
 import triton
 import triton.language as tl
 
-from sparkgpt.ops.kernels.attention_tiles import load_tile, locate, store_head
+from sparkgpt.ops.kernels.attention_tiles import load_tile, query_tile, store_head
 
 
 @triton.jit
@@ -61,39 +61,13 @@ def _query_gradients(
 
 @triton.jit(do_not_specialize=["segments"])
 def attention_backward_queries(
-    dout_TNH,
-    q_TNH,
-    k_TKH,
-    v_TKH,
-    out_TNH,
-    lse_NT,
-    cu_S,
-    x_TNH,
-    gain_H,
-    cos_TH,
-    sin_TH,
-    dq_TNH,
-    delta_NT,
-    shares_PH,
-    k_stride,
-    v_stride,
-    x_stride,
-    dq_stride,
-    T,
-    segments,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    H: tl.constexpr,
-    SCALE: tl.constexpr,
-    EPS: tl.constexpr,
-    FUSED: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
-):
+    dout_TNH, q_TNH, k_TKH, v_TKH, out_TNH, lse_NT, cu_S, x_TNH, gain_H, cos_TH, sin_TH,
+    dq_TNH, delta_NT, shares_PH, k_stride, v_stride, x_stride, dq_stride, T, segments,
+    N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, SCALE: tl.constexpr,
+    EPS: tl.constexpr, FUSED: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
     tl.static_assert(QUERIES % KEYS == 0)
-    head = tl.program_id(0) % N
-    slot = T // QUERIES + segments - 1 - tl.program_id(0) // N
-    start, length, first = locate(cu_S, segments, slot, QUERIES)
+    head, start, length, first = query_tile(cu_S, T, segments, N, QUERIES)
     row = tl.arange(0, QUERIES)
     position = first + row
     inside = position < length
@@ -127,19 +101,6 @@ def attention_backward_queries(
         position, length, first, end, SCALE, H, KEYS, True,
     )  # fmt: skip
     store_head(
-        low * (H**-0.5),
-        high * (H**-0.5),
-        dq_TNH + at * dq_stride + head * H,
-        dq_stride,
-        x_TNH + at * x_stride + head * H,
-        x_stride,
-        gain_H,
-        cos_TH + at * H,
-        sin_TH + at * H,
-        shares_PH + tl.program_id(0).to(tl.int64) * H,
-        length - first,
-        H,
-        EPS,
-        FUSED,
-        QUERIES,
-    )
+        low, high, dq_TNH, dq_stride, x_TNH, x_stride, gain_H, cos_TH, sin_TH, shares_PH,
+        at, head, length - first, H, EPS, FUSED, QUERIES,
+    )  # fmt: skip

@@ -71,6 +71,15 @@ def locate(cu_S, segments, slot, B: tl.constexpr):
 
 
 @triton.jit
+def query_tile(cu_S, T, segments, N: tl.constexpr, B: tl.constexpr):
+    """This program's query head, and `locate` of its tile."""
+    # From the last tile of each document, which sees the most keys, to its first.
+    slot = T // B + segments - 1 - tl.program_id(0) // N
+    start, length, first = locate(cu_S, segments, slot, B)
+    return tl.program_id(0) % N, start, length, first
+
+
+@triton.jit
 def load_tile(pointers, inside, MASKED: tl.constexpr):
     if MASKED:
         return tl.load(pointers, mask=inside[:, None], other=0.0)
@@ -80,37 +89,30 @@ def load_tile(pointers, inside, MASKED: tl.constexpr):
 
 @triton.jit
 def store_head(
-    low,
-    high,
-    grad_at,
-    grad_stride,
-    x_at,
-    x_stride,
-    gain_H,
-    cos_at,
-    sin_at,
-    shares_at,
-    rows_left,
-    H: tl.constexpr,
-    EPS: tl.constexpr,
-    FUSED: tl.constexpr,
-    B: tl.constexpr,
-):
-    """Write the gradient of a head's rows: as it is, or of what they were before norm and RoPE."""
+    low, high, grad, grad_stride, x, x_stride, gain_H, cos_TH, sin_TH, shares_PH, at, head, rows,
+    H: tl.constexpr, EPS: tl.constexpr, FUSED: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Write a head's gradients, up to the scores' scale, of `rows` positions from `at` on: as they
+    are, or turned back to what the rows were before norm and RoPE."""
     row = tl.arange(0, B)
     column = tl.arange(0, H // 2)
-    mask = (row < rows_left)[:, None]
+    mask = (row < rows)[:, None]
+    low *= H**-0.5
+    high *= H**-0.5
     if FUSED:
         # Rows beyond the segment are zeros in x and in both halves, and add nothing to the shares.
         gain_low, gain_high = load_gain(gain_H, column, H // 2)
-        cos, sin = load_tables(cos_at, sin_at, row, column, mask, H)
-        x_low, x_high = load_halves(x_at + row[:, None] * x_stride, column, mask, H // 2)
+        cos, sin = load_tables(cos_TH + at * H, sin_TH + at * H, row, column, mask, H)
+        x_rows = x + at * x_stride + head * H + row[:, None] * x_stride
+        x_low, x_high = load_halves(x_rows, column, mask, H // 2)
         low, high, share_low, share_high = norm_rope_backward(
             low, high, x_low, x_high, gain_low, gain_high, cos, sin, H, EPS
         )
-        tl.store(shares_at + column, tl.sum(share_low, axis=0))
-        tl.store(shares_at + H // 2 + column, tl.sum(share_high, axis=0))
-    store_halves(grad_at + row[:, None] * grad_stride, column, mask, low, high, H // 2)
+        shares = shares_PH + tl.program_id(0).to(tl.int64) * H + column
+        tl.store(shares, tl.sum(share_low, axis=0))
+        tl.store(shares + H // 2, tl.sum(share_high, axis=0))
+    grad_rows = grad + at * grad_stride + head * H + row[:, None] * grad_stride
+    store_halves(grad_rows, column, mask, low, high, H // 2)
 
 
 def check(q_TNH: Tensor) -> None:

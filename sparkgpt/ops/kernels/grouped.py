@@ -50,19 +50,37 @@ def tiles_of(rows: int, num_experts: int, block: int) -> int:
 
 
 def expert_constants(num_experts: int) -> dict[str, int]:
-    """The constants of `rows_of`: one lane for each expert and one for the rows beyond."""
+    """The constants of `row_tile`: one lane for each expert and one for the rows beyond."""
     return {"E": num_experts, "LANES": triton.next_power_of_2(num_experts + 1)}
 
 
 @triton.jit
-def rows_of(tile, offsets_ptr, R, E: tl.constexpr, LANES: tl.constexpr, BLOCK_R: tl.constexpr):
-    """(expert, first row, end of the expert's rows) of a tile; E stands for 'beyond the last'."""
+def row_tile(
+    offsets_ptr, R, N,
+    E: tl.constexpr, LANES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """(expert, first row, end of the expert's rows, columns) of this program's tile of (R, N).
+
+    Expert E stands for 'beyond the last'. A tile too many begins at the end or beyond it.
+    """
+    # Column tiles run fastest: the rows are read from memory once, and the weights stay in L2.
+    columns = tl.cdiv(N, BLOCK_N)
+    tile = tl.program_id(0) // columns
     lane = tl.arange(0, LANES)
     end_E = tl.load(offsets_ptr + lane, mask=lane < E, other=R)
     expert = tl.sum((end_E // BLOCK_R + lane + 1 <= tile).to(tl.int32))
     start = tl.load(offsets_ptr + expert - 1, mask=expert > 0, other=0)
     end = tl.load(offsets_ptr + expert, mask=expert < E, other=R)
-    return expert, start + (tile - start // BLOCK_R - expert) * BLOCK_R, end
+    row = start + (tile - start // BLOCK_R - expert) * BLOCK_R
+    return expert, row, end, tl.program_id(0) % columns * BLOCK_N + tl.arange(0, BLOCK_N)
+
+
+@triton.jit
+def store_tile(out_ptr, values, row, column, rows, columns, stride):
+    """Write float32 `values` in out's dtype, where `row` and `column` are below their counts."""
+    out_ptrs = out_ptr + row[:, None] * stride + column[None, :]
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    tl.store(out_ptrs, values.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["R"])
@@ -72,13 +90,9 @@ def _grouped_matmul(
     BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out (R, N) = a (R, K) times weight[e].T of (E, N, K), or weight[e] of (E, K, N): BY_ROWS."""
-    # Column tiles run fastest: the rows are read from memory once, and the weights stay in L2.
-    columns = tl.cdiv(N, BLOCK_N)
-    pid = tl.program_id(0)
-    expert, row, end = rows_of(pid // columns, offsets_ptr, R, E, LANES, BLOCK_R)
+    expert, row, end, n = row_tile(offsets_ptr, R, N, E, LANES, BLOCK_R, BLOCK_N)
     if row >= end:
         return
-    n = pid % columns * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     r = tl.arange(0, BLOCK_R)
     # Rows of the next expert are computed again rather than masked in the loop; only stores mask.
@@ -96,9 +110,7 @@ def _grouped_matmul(
         out = tl.dot(a, w, out, input_precision="ieee")
         a_ptrs += BLOCK_K
         w_ptrs += BLOCK_K * N if BY_ROWS else BLOCK_K
-    out_ptrs = out_ptr + row.to(tl.int64) * N + r[:, None] * N + n[None, :]
-    stored = (r < end - row)[:, None] & (n < N)[None, :]
-    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=stored)
+    store_tile(out_ptr + row.to(tl.int64) * N, out, r, n, end - row, N, N)
 
 
 @triton.jit
@@ -135,8 +147,7 @@ def _grouped_outer(
         out = tl.dot(grad, a, out, input_precision="ieee")
         grad_ptrs += BLOCK_R * N
         a_ptrs += BLOCK_R * K
-    out_ptrs = out_ptr + expert.to(tl.int64) * N * K + n[:, None] * K + k[None, :]
-    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=(n < N)[:, None] & (k < K)[None, :])
+    store_tile(out_ptr + expert.to(tl.int64) * N * K, out, n, k, N, K, K)
 
 
 def grouped_matmul(

@@ -48,8 +48,9 @@ from sparkgpt.ops.kernels.grouped import (
     grouped_outer,
     matmul_specimens,
     outer_specimens,
-    rows_of,
+    row_tile,
     specimens_of,
+    store_tile,
     tiles_of,
 )
 from sparkgpt.ops.kernels.inputs import dtype_of, expert_ends, normal
@@ -79,12 +80,9 @@ def _swiglu_forward(
     BLOCK_R: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """gate_up (R, 2F) = x (R, D) times weight[e].T of (E, 2F, D); hidden (R, F) from it."""
-    columns = tl.cdiv(F, BLOCK_F)
-    pid = tl.program_id(0)
-    expert, row, end = rows_of(pid // columns, offsets_ptr, R, E, LANES, BLOCK_R)
+    expert, row, end, f = row_tile(offsets_ptr, R, F, E, LANES, BLOCK_R, BLOCK_F)
     if row >= end:
         return
-    f = pid % columns * BLOCK_F + tl.arange(0, BLOCK_F)
     d = tl.arange(0, BLOCK_D)
     r = tl.arange(0, BLOCK_R)
     safe_r = tl.minimum(r, end - row - 1)
@@ -100,13 +98,11 @@ def _swiglu_forward(
         up = tl.dot(x, w_up, up, input_precision="ieee")
         x_ptrs += BLOCK_D
         w_ptrs += BLOCK_D
-    dtype = hidden_ptr.dtype.element_ty
-    stored = (r < end - row)[:, None] & (f < F)[None, :]
-    hidden_ptrs = hidden_ptr + row.to(tl.int64) * F + r[:, None] * F + f[None, :]
-    gate_ptrs = gate_up_ptr + row.to(tl.int64) * 2 * F + r[:, None] * 2 * F + f[None, :]
-    tl.store(hidden_ptrs, (gate / (1.0 + tl.exp(-gate)) * up).to(dtype), mask=stored)
-    tl.store(gate_ptrs, gate.to(dtype), mask=stored)
-    tl.store(gate_ptrs + F, up.to(dtype), mask=stored)
+    gate_up_ptr += row.to(tl.int64) * 2 * F
+    store_tile(gate_up_ptr, gate, r, f, end - row, F, 2 * F)
+    store_tile(gate_up_ptr + F, up, r, f, end - row, F, 2 * F)
+    hidden = gate / (1.0 + tl.exp(-gate)) * up
+    store_tile(hidden_ptr + row.to(tl.int64) * F, hidden, r, f, end - row, F, F)
 
 
 @triton.jit
@@ -124,12 +120,9 @@ def _swiglu_dgrad(
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
     """out (R, D): the gradient of x, from that of hidden, grad (R, F)."""
-    columns = tl.cdiv(D, BLOCK_D)
-    pid = tl.program_id(0)
-    expert, row, end = rows_of(pid // columns, offsets_ptr, R, E, LANES, BLOCK_R)
+    expert, row, end, d = row_tile(offsets_ptr, R, D, E, LANES, BLOCK_R, BLOCK_D)
     if row >= end:
         return
-    d = pid % columns * BLOCK_D + tl.arange(0, BLOCK_D)
     f = tl.arange(0, BLOCK_F)
     r = tl.arange(0, BLOCK_R)
     safe_r = tl.minimum(r, end - row - 1)
@@ -151,9 +144,7 @@ def _swiglu_dgrad(
         grad_ptrs += BLOCK_F
         gate_ptrs += BLOCK_F
         w_ptrs += BLOCK_F * D
-    out_ptrs = out_ptr + row.to(tl.int64) * D + r[:, None] * D + d[None, :]
-    stored = (r < end - row)[:, None] & (d < D)[None, :]
-    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=stored)
+    store_tile(out_ptr + row.to(tl.int64) * D, out, r, d, end - row, D, D)
 
 
 @triton.jit
@@ -188,11 +179,9 @@ def _swiglu_wgrad(
         grad_ptrs += BLOCK_R * F
         gate_ptrs += BLOCK_R * 2 * F
         x_ptrs += BLOCK_R * D
-    dtype = out_ptr.dtype.element_ty
-    out_ptrs = out_ptr + expert.to(tl.int64) * 2 * F * D + f[:, None] * D + d[None, :]
-    stored = (f < F)[:, None] & (d < D)[None, :]
-    tl.store(out_ptrs, out_gate.to(dtype), mask=stored)
-    tl.store(out_ptrs + F * D, out_up.to(dtype), mask=stored)
+    out_ptr += expert.to(tl.int64) * 2 * F * D
+    store_tile(out_ptr, out_gate, f, d, F, D, D)
+    store_tile(out_ptr + F * D, out_up, f, d, F, D, D)
 
 
 def swiglu_forward(
