@@ -169,7 +169,7 @@ class TrainConfig:
         None, "q/k norm and RoPE in one pass each way (default: on CUDA only)"
     )
     fused_swiglu: bool | None = flag(
-        None, "SwiGLU inside the MLP's and the experts' matrix products (default: on CUDA only)"
+        None, "SwiGLU, MLP's and experts', by our own kernels or formulas (default: on)"
     )
     fused_dispatch: bool | None = flag(
         None, "gather to experts and combine in one pass each (default: on CUDA only)"
