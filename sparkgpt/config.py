@@ -165,9 +165,7 @@ class TrainConfig:
     triton_attention: bool | None = flag(
         None, "let --attention-backend auto take our Triton kernel (default: on CUDA only)"
     )
-    fused_qk_rope: bool | None = flag(
-        None, "q/k norm and RoPE in one pass each way (default: on CUDA only)"
-    )
+    fused_qk_rope: bool | None = flag(None, "q/k norm and RoPE in one pass each way (default: on)")
     fused_swiglu: bool | None = flag(
         None, "SwiGLU, MLP's and experts', by our own kernels or formulas (default: on)"
     )
