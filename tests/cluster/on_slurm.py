@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -161,7 +161,9 @@ def disturb(cluster, root: Path, process: subprocess.Popen) -> dict[str, tuple[s
     wait_until(lambda: saved_steps(root, second))
     lost = job_of(cluster, second)
     cluster("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=test")
-    wait_until(lambda: state_of(cluster, lost) == "PENDING")
+    # A node that is back while a process of the job still ends there would refuse the job's next
+    # start as a duplicate, and be drained.
+    wait_until(lambda: state_of(cluster, lost) == "PENDING" and not steps_running(lost))
     cluster("scontrol", "update", "NodeName=node2", "State=RESUME")
     cluster("scontrol", "update", f"JobId={lost}", "StartTime=now")  # SLURM would wait a while
 
@@ -173,10 +175,10 @@ def disturb(cluster, root: Path, process: subprocess.Popen) -> dict[str, tuple[s
 
 
 def told_by(cluster, root: Path) -> str:
-    """What is known when the runs don't go on: Snakemake's log, then SLURM's nodes and jobs."""
+    """What is known when the runs don't go on: Snakemake's log, then SLURM's, nodes and jobs."""
     queue = cluster("squeue", "--states=all", "--sort=i", "--format=%i %T %r %S %N %k")
-    nodes = cluster("sinfo", "--Node", "--long")
-    return "\n".join(((root / "snakemake.log").read_text(), nodes, queue))
+    nodes = cluster("sinfo", "--Node", "--format=%N %T %E")
+    return "\n".join(((root / "snakemake.log").read_text(), cluster.log(), nodes, queue))
 
 
 def saved_steps(root: Path, run: str) -> set[int]:
@@ -206,6 +208,15 @@ def is_of(run: str, comment: str) -> bool:
 
 def state_of(cluster, job: str) -> str:
     return {number: state for number, _, state in job_lines(cluster)}[job]
+
+
+def steps_running(job: str) -> bool:
+    """Whether a process of SLURM's still looks after a job, on either node."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            if (folder / "cmdline").read_bytes().startswith(f"slurmstepd: [{job}.".encode()):
+                return True
+    return False
 
 
 def attempts_of(root: Path, run: str) -> list[dict]:

@@ -83,6 +83,11 @@ class Cluster:
             )
         return result.stdout
 
+    def log(self) -> str:
+        """What the daemons wrote."""
+        logs = sorted((self.folder / "log").iterdir())
+        return "\n".join(f"{path.name}:\n{path.read_text()}" for path in logs)
+
     def is_up(self) -> bool:
         """Whether all nodes answer."""
         try:
@@ -100,8 +105,7 @@ def started(folder: Path) -> Iterator[Cluster]:
         deadline = time.monotonic() + 30
         while not cluster.is_up():
             if time.monotonic() > deadline:
-                logs = [path.read_text() for path in sorted(folder.rglob("*.log"))]
-                raise RuntimeError("the cluster did not come up\n" + "\n".join(logs))
+                raise RuntimeError(f"the cluster did not come up\n{cluster.log()}")
             time.sleep(0.2)
         try:
             yield cluster
@@ -130,7 +134,7 @@ def _by_hand(folder: Path) -> Iterator[None]:
     daemons = []
 
     def start(name: str, *command: str) -> None:
-        with open(folder / f"{name}.log", "a") as log:
+        with open(folder / "log" / name, "a") as log:
             command = [shutil.which(command[0], path=SBIN), *command[1:]]
             daemons.append(
                 subprocess.Popen(
@@ -145,10 +149,10 @@ def _by_hand(folder: Path) -> Iterator[None]:
     try:
         start("munged", "munged", "--foreground", "--force", f"--socket={folder}/munge.socket",
               f"--key-file={folder}/munge.key", f"--seed-file={folder}/munge.seed",
-              f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munge.log")  # fmt: skip
+              f"--pid-file={folder}/munged.pid", f"--log-file={folder}/log/munge")  # fmt: skip
         while not (folder / "munge.socket").exists():
             if daemons[0].poll() is not None:
-                raise RuntimeError("munged ended\n" + (folder / "munged.log").read_text())
+                raise RuntimeError("munged ended\n" + (folder / "log" / "munged").read_text())
             time.sleep(0.05)
         start("slurmctld", "slurmctld", "-D", "-f", f"{folder}/slurm.conf")
         for node in NODES:
@@ -166,7 +170,7 @@ def _by_hand(folder: Path) -> Iterator[None]:
 
 def _write_files(folder: Path) -> None:
     folder.chmod(0o755)  # munged wants its socket within everyone's reach
-    for name in ("bin", "state", *(f"spool-{node}" for node in NODES)):
+    for name in ("bin", "log", "state", *(f"spool-{node}" for node in NODES)):
         (folder / name).mkdir()
     key = os.open(folder / "munge.key", os.O_WRONLY | os.O_CREAT, 0o600)
     os.write(key, os.urandom(1024))
