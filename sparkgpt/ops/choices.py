@@ -3,14 +3,12 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from sparkgpt.config import TrainConfig
 from sparkgpt.errors import UserError
 from sparkgpt.files import read_json
+from sparkgpt.fingerprint import module_path, modules_of
 from sparkgpt.ops.kernels.specimen import Config
-
-KERNELS = Path(__file__).with_name("kernels")
 
 
 @dataclass(frozen=True)
@@ -75,10 +73,13 @@ def shape_text(**sizes: int) -> str:
 
 
 def kernel_code() -> str:
-    """Digest of the kernels' sources: timings of other code choose nothing."""
+    """Digest of the measured kernels' sources: timings of other code choose nothing. Of those that
+    `autotune` depends on, so that whatever changes it makes a record stale too."""
     digest = hashlib.sha256()
-    for path in sorted(KERNELS.glob("*.py")):
-        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    for name in modules_of("autotune"):
+        if name.startswith("sparkgpt.ops.kernels."):
+            source = module_path(name).read_bytes()
+            digest.update(name.encode() + b"\0" + hashlib.sha256(source).digest())
     return digest.hexdigest()
 
 

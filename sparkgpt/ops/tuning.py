@@ -3,7 +3,6 @@
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -18,26 +17,10 @@ UNITS = 4  # roundings of the largest value that a sum in another order may diff
 
 def tunables(models: Iterable[ModelConfig], positions: int, device: torch.device) -> list[Tunable]:
     """Every kernel with a choice, at the shapes of these models, each once."""
-    found: dict[str, Tunable] = {}
-    for family in families():
-        for model in models:
-            for one in getattr(family, "tunables", lambda *_: [])(model, positions, device):
-                found.setdefault(one.key, one)
-    return list(found.values())
+    from sparkgpt.ops.tunables import of_model  # needs triton
 
-
-def families() -> tuple[ModuleType, ...]:
-    """The kernels' modules; they need triton, so they are imported only here."""
-    from sparkgpt.ops.kernels import (
-        attention,
-        cross_entropy,
-        dispatch,
-        newton_schulz,
-        qk_rope,
-        swiglu,
-    )
-
-    return swiglu, qk_rope, attention, dispatch, newton_schulz, cross_entropy
+    found = [one for model in models for one in of_model(model, positions, device)]
+    return list({one.key: one for one in found}.values())
 
 
 def tune_all(found: list[Tunable], device: torch.device) -> dict[str, dict]:

@@ -8,7 +8,7 @@ from helpers.interpreted import device
 @pytest.fixture(autouse=True)
 def tensors_on_the_device(monkeypatch):
     """torch's factories and generators take the device by themselves, so that the tests need not
-    name one. A test that only makes sense on a CPU has the mark `cpu`."""
+    name one. What only makes sense on a CPU has the mark `cpu`, with the reason."""
     if device() == "cpu":
         yield
         return
@@ -21,7 +21,6 @@ def tensors_on_the_device(monkeypatch):
 def pytest_collection_modifyitems(items):
     if device() == "cpu":
         return
-    skip = pytest.mark.skip(reason="looks at what only a CPU shows")
     for item in items:
-        if item.get_closest_marker("cpu"):
-            item.add_marker(skip)
+        if mark := item.get_closest_marker("cpu"):
+            item.add_marker(pytest.mark.skip(reason=mark.args[0]))

@@ -11,6 +11,7 @@ from sparkgpt.ops.kernels.specimen import FAMILIES
 
 pytest.importorskip("triton")
 
+pytestmark = pytest.mark.cpu("compiles for sm_121 on any machine, without its GPU")
 FIELDS = {*kernels.COLUMNS, "problems", "ok"}
 
 BAD = """

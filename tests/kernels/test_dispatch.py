@@ -4,7 +4,13 @@ import pytest
 import torch
 from helpers.interpreted import assert_as_exact, interpreted
 from helpers.models import VARIANTS, small
-from helpers.switched import assert_equal_models, graphs_after_each, plain_and_switched, poison
+from helpers.switched import (
+    assert_equal_models,
+    graphs_after_each,
+    of_formulas,
+    plain_and_switched,
+    poison,
+)
 
 from sparkgpt.ops import dispatch as ops
 from sparkgpt.ops import experts
@@ -121,6 +127,7 @@ def test_formulas_equal_autograd_through_the_plain_path(size):
         assert torch.allclose(a, b, atol=1e-5)  # float32 inside
 
 
+@of_formulas
 @pytest.mark.parametrize("variant", ["moe", "moe-top3", "moe-sparse-step"])
 def test_a_model_computes_the_same(variant):
     assert_equal_models(*plain_and_switched(VARIANTS[variant], dispatch=True))

@@ -5,7 +5,13 @@ import torch
 import torch.nn.functional as F
 from helpers.interpreted import assert_as_exact, interpreted
 from helpers.models import VARIANTS, small
-from helpers.switched import assert_equal_models, graphs_after_each, plain_and_switched, poison
+from helpers.switched import (
+    assert_equal_models,
+    graphs_after_each,
+    of_formulas,
+    plain_and_switched,
+    poison,
+)
 
 from sparkgpt.loss import cross_entropy_sum
 from sparkgpt.ops import cross_entropy as ops
@@ -102,6 +108,7 @@ def test_the_operation_is_registered_well():
     torch.library.opcheck(ops._head_nats, given)
 
 
+@of_formulas
 @pytest.mark.parametrize("variant", ["dense", "moe"])
 def test_a_model_computes_the_same(variant):
     assert_equal_models(*plain_and_switched(VARIANTS[variant], head=True))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers.interpreted import assert_as_exact, interpreted
 from helpers.models import VARIANTS
-from helpers.switched import assert_equal_models, plain_and_switched, poison
+from helpers.switched import assert_equal_models, of_formulas, plain_and_switched, poison
 
 from sparkgpt.model import Transformer
 from sparkgpt.ops import qk_rope as ops
@@ -93,6 +93,7 @@ def test_the_operators_keep_their_contracts():
     torch.library.opcheck(ops.qk_rope_backward, (*grads, qkv, *both, EPS))
 
 
+@pytest.mark.cpu("float64 is for the formulas alone")
 def test_gradients_equal_finite_differences():
     torch.manual_seed(0)
     qkv, *gains = (torch.randn(*s, dtype=torch.float64) for s in ((3, 4, 6), (6,), (6,)))
@@ -101,6 +102,7 @@ def test_gradients_equal_finite_differences():
     assert torch.autograd.gradcheck(lambda *x: ops.qk_rope(*x, *tables, 1, EPS), leaves)
 
 
+@of_formulas
 def test_the_model_is_the_same_with_it(variant):
     assert_equal_models(*plain_and_switched(variant, qk_rope=True))
 

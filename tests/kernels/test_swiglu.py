@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.interpreted import assert_as_exact, interpreted, poisoned
 from helpers.models import DOCUMENTS, VARIANTS, pack, randomised
-from helpers.switched import assert_equal_models, plain_and_switched, poison
+from helpers.switched import assert_equal_models, of_formulas, plain_and_switched, poison
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from sparkgpt.model import Transformer
@@ -14,7 +14,7 @@ from sparkgpt.model.mlp import swiglu
 from sparkgpt.ops import attention
 from sparkgpt.ops import swiglu as ops
 from sparkgpt.ops.choices import Kernels
-from sparkgpt.ops.experts import grouped_linear
+from sparkgpt.ops.experts import CPU_LOOPS
 from sparkgpt.ops.kernels.specimen import Config
 
 grouped = interpreted("grouped")
@@ -63,10 +63,12 @@ def with_gradients(function, x, gate_up, down, offsets, grad):
 
 
 def plain(x, gate_up, down, offsets):
-    """As the model computes it without kernels."""
+    """As the model computes it without kernels on a CPU, on any device and in any dtype."""
+    grouped_linear = CPU_LOOPS["grouped_linear"]
     return grouped_linear(swiglu(grouped_linear(x, gate_up, offsets)), down, offsets)
 
 
+@pytest.mark.cpu("float64 is for the formulas alone")
 @pytest.mark.parametrize("name", CASES)
 def test_formulas_equal_autograd_of_the_plain_path(name):
     arguments = inputs(CASES[name])
@@ -182,7 +184,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operations_are_what_torch_expects(name):
-    x, gate_up, down, offsets, grad = inputs((16, 8, [5, 0, 2]), torch.float32)
+    x, gate_up, down, offsets, grad = inputs((16, 8, [5, 0, 2]), torch.float16)
     arguments = OPERATIONS[name](x, gate_up, down, offsets, grad)
     configs = f"swiglu_dgrad:{kernels.DGRAD[1].text}"
     backward = name.endswith("backward")
@@ -205,6 +207,7 @@ def loss_and_gradients(model):
     return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
 
 
+@of_formulas
 def test_model_equals_the_plain_one(variant):
     assert_equal_models(*plain_and_switched(variant, swiglu=True))
 

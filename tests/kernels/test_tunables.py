@@ -1,6 +1,7 @@
 """What `sparkgpt autotune` measures of the kernels, and that each choice reaches its launcher."""
 
 import dataclasses
+import importlib
 import shlex
 
 import pytest
@@ -21,8 +22,7 @@ from sparkgpt.pipeline.profiles import load_profile, read_profile
 
 interpreted("qk_rope")
 attention, grouped, swiglu_kernels = map(interpreted, ("attention", "grouped", "swiglu"))
-inputs = interpreted("inputs")
-FAMILIES = (swiglu_kernels, attention)
+tunables = importlib.import_module("sparkgpt.ops.tunables")
 HERE = torch.device(device())
 POSITIONS = 4
 OPERATORS = (
@@ -42,8 +42,7 @@ def gb10_models():
 
 
 def found_in(models, positions=POSITIONS):
-    every = [family.tunables(m, positions, HERE) for m in models for family in FAMILIES]
-    return {one.key: one for group in every for one in group}
+    return {one.key: one for one in tuning.tunables(models, positions, HERE)}
 
 
 @pytest.fixture
@@ -171,16 +170,16 @@ def test_each_runs_as_it_is_used(key, monkeypatch):
 
 
 def test_a_head_dimension_without_kernels_has_nothing_to_tune():
-    assert attention.tunables(small(head_dim=16), POSITIONS, HERE) == []
+    assert not any(key.startswith("attention") for key in found_in([small(head_dim=16)]))
 
 
 @pytest.mark.parametrize("positions", [1, 70, 5000])
 def test_documents_fill_the_window_and_experts_share_the_rows_unevenly(positions):
-    ends = inputs.document_ends(positions, 1024, HERE)
+    ends = tunables.document_ends(positions, 1024, HERE)
     lengths = ends.diff()
     assert ends[0] == 0 and ends[-1] == positions and lengths.min() > 0 and lengths.max() <= 1024
-    offsets = inputs.expert_ends(positions, 8, HERE)
+    offsets = tunables.expert_ends(positions, 8, HERE)
     counts = offsets.diff(prepend=offsets.new_zeros(1))
     assert offsets[-1] == positions and counts.min() >= 0
     assert positions < 5000 or (len(set(counts.tolist())) == 8 and len(lengths) > 5)
-    assert inputs.expert_ends(positions, 1, HERE).tolist() == [positions]
+    assert tunables.expert_ends(positions, 1, HERE).tolist() == [positions]

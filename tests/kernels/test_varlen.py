@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 import torch
-from helpers.interpreted import assert_as_exact, interpreted
+from helpers.interpreted import assert_as_exact, device, interpreted
 from helpers.models import pack, small
 from helpers.switched import assert_equal_models, plain_and_switched, poison
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from sparkgpt.errors import UserError
 from sparkgpt.loss import cross_entropy_sum
 from sparkgpt.ops import qk_rope_attention as fused_ops
-from sparkgpt.ops import varlen
+from sparkgpt.ops import tuning, varlen
 from sparkgpt.ops.attention import choose_backend, varlen_attention
 from sparkgpt.ops.norm import rms_norm
 from sparkgpt.ops.rope import apply_rope, rope_tables
@@ -33,7 +33,9 @@ CASES = {
     "one document": ([300], 1, 1, 64),
 }
 CHOSEN = f"queries:{family.CANDIDATES['queries', 64][1].text}"
-DTYPES = [torch.float32, torch.float16]
+# On CUDA the kernels take bfloat16 alone; the interpreter has no products of it.
+DTYPES = [torch.float32, torch.float16] if device() == "cpu" else [torch.bfloat16]
+NO_SMALL_HEADS = "on CUDA the kernels take heads of 64 or 128 in bfloat16, the models have 16"
 
 
 def ends_of(lengths):
@@ -95,7 +97,7 @@ def test_a_document_of_one_position_is_its_value(dtype):
 
 
 def test_strided_inputs_and_equal_bits_twice():
-    q, k, v, dout, ends = inputs("gqa 4", torch.float32)
+    q, k, v, dout, ends = inputs("gqa 4", DTYPES[0])
     turned = lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)
     first = by_kernels(q, k, v, dout, ends)
     _, k_part, v_part = torch.cat((q, k, v), 1).split((4, 1, 1), 1)
@@ -110,7 +112,7 @@ def test_strided_inputs_and_equal_bits_twice():
 def test_every_candidate_agrees():
     for (kernel, head_dim), configs in family.CANDIDATES.items():
         torch.manual_seed(0)
-        q, k, v, dout = (torch.randn(150, n, head_dim) for n in (2, 1, 1, 2))
+        q, k, v, dout = (torch.randn(150, n, head_dim).to(DTYPES[0]) for n in (2, 1, 1, 2))
         ends = ends_of([149, 1])
         out, lse = family.forward(q, k, v, ends)
         first = out, *family_backward.backward(dout, q, k, v, out, lse, ends)
@@ -122,13 +124,18 @@ def test_every_candidate_agrees():
                 pair = (config, other) if kernel == "queries" else (other, config)
                 found = out, *family_backward.backward(dout, q, k, v, out, lse, ends, pair)
             for a, b in zip(found, first, strict=False):
-                assert torch.allclose(a, b, atol=1e-5), (kernel, head_dim, config)
+                assert agree(a, b), (kernel, head_dim, config)
 
 
-def fused_inputs(case, dtype):
+def agree(a, b):
+    """Up to the order of sums; in bfloat16 by the rule of `autotune`."""
+    return torch.allclose(a, b, atol=1e-5) if a.dtype == torch.float32 else tuning.close(a, b)
+
+
+def fused_inputs(case, dtype, seed=0):
     """qkv, gains, tables, cu_seqlens, kv_heads, EPS; and the output's gradient."""
     lengths, heads, kv_heads, head_dim = CASES[case]
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     qkv = torch.randn(sum(lengths), heads + 2 * kv_heads, head_dim)
     qkv[:, :-kv_heads] *= 3
     gains = 1 + 0.3 * torch.randn(2, head_dim)
@@ -159,33 +166,35 @@ def fused_plain(values, dout, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", ["gqa 2", "gqa 4", "two groups"])
 def test_norm_and_rope_in_the_backward_s_epilogues(case, dtype):
-    values, dout = fused_inputs(case, dtype)
-    qkv, q_gain, k_gain, cos, sin, ends, kv_heads, eps = values
+    # A gain's gradient is 64 or 128 numbers, of which the largest error is luck: two draws.
+    draws = [fused_inputs(case, dtype, seed) for seed in range(2)]
+    found = [fused_by_kernels(*draw) for draw in draws]
+    if dtype == DTYPES[0]:
+        assert all(map(torch.equal, found[0], fused_by_kernels(*draws[0])))
+    same, exact = ([fused_plain(*d, kind) for d in draws] for kind in (dtype, torch.float64))
+    for index, name in enumerate(("out", "dqkv", "dq_gain", "dk_gain")):
+        pooled = [torch.cat([one[index] for one in kind]) for kind in (found, same, exact)]
+        assert_as_exact(*pooled, name)
+
+
+def fused_by_kernels(values, dout):
+    """As `fused_plain`."""
+    qkv, *gains, cos, sin, ends, kv_heads, eps = values
     v = qkv[:, -kv_heads:]
-    q, k = norm_and_rope.forward(qkv, q_gain, k_gain, cos, sin, kv_heads, eps)
+    q, k = norm_and_rope.forward(qkv, *gains, cos, sin, kv_heads, eps)
     out, lse = family.forward(q, k, v, ends)
-    saved = (qkv, q, k, out, lse, (q_gain, k_gain), (cos, sin), ends, eps)
-    # Small tiles: the interpreter adds their rows one by one, where a GPU adds them as a tree.
-    tiles = {"QUERIES": 32, "KEYS": 32}, {"QUERIES": 16, "KEYS": 32}
-    configs = (None, None) if case == "gqa 2" else tuple(map(family.Config, tiles))
-    first = family_backward.fused_backward(dout, *saved, configs)
-    if dtype == torch.float32:
-        again = family_backward.fused_backward(dout, *saved, configs)
-        assert all(map(torch.equal, first, again))
-    same, exact = (fused_plain(values, dout, kind) for kind in (dtype, torch.float64))
-    names = ("out", "dqkv", "dq_gain", "dk_gain")
-    for name, *three in zip(names, (out, *first), same, exact, strict=True):
-        assert_as_exact(*three, name)
+    saved = (qkv, q, k, out, lse, gains, (cos, sin), ends, eps)
+    return out, *family_backward.fused_backward(dout, *saved)
 
 
 def test_the_operators_keep_their_contracts():
-    q, k, v, dout, ends = inputs("two groups", torch.float32)
+    q, k, v, dout, ends = inputs("two groups", DTYPES[0])
     leaves = [x.requires_grad_() for x in (q, k, v)]
     torch.library.opcheck(varlen.varlen_forward, (*leaves, ends, CHOSEN))
     with torch.no_grad():
         out, lse = varlen.varlen_forward(q, k, v, ends)
         torch.library.opcheck(varlen.varlen_backward, (dout, q, k, v, out, lse, ends, CHOSEN))
-    (qkv, *gains, cos, sin, ends, kv_heads, eps), dout = fused_inputs("two groups", torch.float32)
+    (qkv, *gains, cos, sin, ends, kv_heads, eps), dout = fused_inputs("two groups", DTYPES[0])
     leaves = [x.requires_grad_() for x in (qkv, *gains)]
     values = (*leaves, cos, sin, ends, kv_heads, eps, CHOSEN)
     torch.library.opcheck(fused_ops.fused_forward, values)
@@ -196,6 +205,7 @@ def test_the_operators_keep_their_contracts():
         )
 
 
+@pytest.mark.cpu("float64 is for the formulas alone")
 def test_gradients_equal_finite_differences():
     torch.manual_seed(0)
     qkv = torch.randn(5, 4, 6, dtype=torch.float64, requires_grad=True)
@@ -236,15 +246,16 @@ def test_the_grid_holds_each_tile_of_70_000_documents_once(kind, tile):
 
 
 def test_programs_find_their_tile_among_70_000_documents():
-    from triton.runtime.interpreter import InterpretedFunction
-
     torch.manual_seed(0)
     lengths = torch.randint(1, 300, (70_000,))
     ends = torch.tensor([0, *lengths.cumsum(0)], dtype=torch.int32)
     segment, first = grid_of(ends.long(), 64)
     slots = torch.tensor([0, 1, 2, 999, len(segment) // 2, len(segment) - 2, len(segment) - 1])
     found = torch.empty(len(slots), 3, dtype=torch.int64)
-    probe = InterpretedFunction(_probe)
+    if device() == "cpu":
+        probe = importlib.import_module("triton.runtime.interpreter").InterpretedFunction(_probe)
+    else:
+        probe = importlib.import_module("triton").jit(_probe)
     probe[(len(slots),)](ends, slots.int(), found, 70_000, attention_tiles.locate)
     at = segment[slots]
     assert torch.equal(found, torch.stack((ends[at].long(), lengths[at], first[slots]), 1))
@@ -257,11 +268,13 @@ def _probe(cu_S, slots, found, segments, locate: tl.constexpr):
     tl.store(found + tl.program_id(0) * 3 + 2, first)
 
 
+@pytest.mark.cpu(NO_SMALL_HEADS)
 def test_the_model_is_the_same_with_it(variant):
     for fused in (False, True):
         assert_equal_models(*plain_and_switched(variant, "triton", qk_rope=fused))
 
 
+@pytest.mark.cpu(NO_SMALL_HEADS)
 @pytest.mark.parametrize("fused", [False, True])
 def test_one_graph_for_any_number_of_documents(fused):
     counter = CompileCounterWithBackend("aot_eager")

@@ -1,6 +1,9 @@
 """Configurations of kernels: how they are measured, recorded and handed to the launchers."""
 
 import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -141,6 +144,21 @@ def test_a_foreign_or_damaged_record_is_refused(record, change, reason):
     assert "sparkgpt autotune" in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_the_code_is_that_of_the_measured_kernels(monkeypatch):
+    """An edit that leaves `autotune` up to date must not make training refuse its record."""
+    before, read = kernel_code(), Path.read_bytes
+
+    def edited(module):
+        added = lambda path: read(path) + b"#" * (path.name == f"{module}.py")
+        monkeypatch.setattr(Path, "read_bytes", added)
+        return kernel_code()
+
+    for module in ("grouped", "swiglu", "attention_keys", "attention_tiles", "specimen"):
+        assert edited(module) != before
+    for module in ("compiled", "dispatch", "newton_schulz", "cross_entropy"):
+        assert edited(module) == before
+
+
 def test_building_a_model_reads_it(record, monkeypatch):
     ranks = Ranks(0, 1, CPU)
     train = TrainConfig(autotune=str(record), attention_backend="sdpa")
@@ -166,8 +184,8 @@ def test_nothing_is_measured_on_a_cpu_nor_recorded():
 
 
 def test_on_a_gpu_each_kernel_is_recorded_once(monkeypatch, clock):
-    family = type("Family", (), {"tunables": staticmethod(lambda *_: [fake(lambda c: [X])])})
-    monkeypatch.setattr(tuning, "families", lambda: (family, object()))
+    measured = SimpleNamespace(of_model=lambda *_: [fake(lambda c: [X])])
+    monkeypatch.setitem(sys.modules, "sparkgpt.ops.tunables", measured)
     models = [ModelConfig(), ModelConfig(model_layers=2)]
     found = autotune.tune_kernels(models, torch.device("cuda"), 64)["kernels"]
     assert found["code"] == kernel_code()

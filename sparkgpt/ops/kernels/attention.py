@@ -21,18 +21,12 @@ at most 220 registers and 64 KB, no stack. Tiles of 128 x 64 at H = 128 spill, s
 float32 is refused on CUDA: without tensor cores even 16 x 16 tiles spill in the backward.
 """
 
-import functools
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparkgpt.config import ModelConfig
-from sparkgpt.ops.choices import shape_text
-from sparkgpt.ops.kernels import attention_backward, qk_rope
-from sparkgpt.ops.kernels.attention_backward import Normed, Saved, launch_keys, launch_queries
+from sparkgpt.ops.kernels import attention_backward
 from sparkgpt.ops.kernels.attention_tiles import (
     CANDIDATES,
     check,
@@ -43,9 +37,8 @@ from sparkgpt.ops.kernels.attention_tiles import (
     query_tile,
     signature,
 )
-from sparkgpt.ops.kernels.inputs import document_ends, normal
 from sparkgpt.ops.kernels.qk_rope import token_rows
-from sparkgpt.ops.kernels.specimen import Config, Specimen, Tunable
+from sparkgpt.ops.kernels.specimen import Config, Specimen
 
 FAMILY = "attention"
 
@@ -185,88 +178,4 @@ def specimens() -> list[Specimen]:
         for config in CANDIDATES["forward", shape[2]][:count]:
             found.append(Specimen(_attention_forward, types, values, config))
         found += attention_backward.specimens(shape, count)
-    return found
-
-
-class Inputs(NamedTuple):
-    """What attention's kernels read, k and v in the memory that training has them in."""
-
-    saved: Saved
-    normed: Normed
-    qkv_TAH: Tensor
-    delta_NT: Tensor
-
-    def split(self, x_TAH: Tensor) -> tuple[Tensor, ...]:
-        """Views of queries, keys and values."""
-        heads, kv_heads = self.saved.q_TNH.shape[1], self.saved.k_TKH.shape[1]
-        return x_TAH.split((heads, kv_heads, kv_heads), 1)
-
-
-@functools.lru_cache(maxsize=1)  # the kernels of a shape share them, and the next shape frees them
-def _inputs(shape: tuple[int, int, int], positions: int, longest: int, eps: float, device):
-    heads, kv_heads, head_dim = shape
-    split = heads, kv_heads, kv_heads
-    shapes = (sum(split), head_dim), (heads, head_dim), (head_dim // 2,)
-    qkv_TAH, dout_TNH, angle_TC = normal(device, *((positions, *rest) for rest in shapes))
-    tables = angle_TC.cos().repeat(1, 2), angle_TC.sin().repeat(1, 2)
-    gain_H = torch.ones(head_dim, device=device)
-    raw_q_TNH, raw_k_TKH, v_TKH = qkv_TAH.split(split, 1)
-    qk = qk_rope.forward(qkv_TAH, gain_H, gain_H, *tables, kv_heads, eps)
-    cu_S = document_ends(positions, longest, device)
-    saved = Saved(dout_TNH, *qk, v_TKH, *forward(*qk, v_TKH, cu_S), cu_S)
-    delta_NT, _ = launch_queries(saved, torch.empty_like(qk[0]), None)
-    normed = Normed(raw_q_TNH, raw_k_TKH, gain_H, gain_H, *tables, eps)
-    return Inputs(saved, normed, qkv_TAH, delta_NT)
-
-
-def _run_forward(x: Inputs, config: Config) -> tuple[Tensor, ...]:
-    return forward(x.saved.q_TNH, x.saved.k_TKH, x.saved.v_TKH, x.saved.cu_S, config)
-
-
-def _run_queries(x: Inputs, config: Config) -> tuple[Tensor, ...]:
-    dq_TNH = torch.empty_like(x.saved.q_TNH)
-    return dq_TNH, launch_queries(x.saved, dq_TNH, None, config)[0]
-
-
-def _run_keys(x: Inputs, config: Config) -> tuple[Tensor, ...]:
-    dk_TKH, dv_TKH = torch.empty_like(x.saved.k_TKH), torch.empty_like(x.saved.k_TKH)
-    launch_keys(x.saved, x.delta_NT, dk_TKH, dv_TKH, None, config)
-    return dk_TKH, dv_TKH
-
-
-# A gain's gradient is compared as exactly as what it is summed from: products of rounded weights.
-def _run_fused_queries(x: Inputs, config: Config) -> tuple[Tensor, ...]:
-    dq_TNH = x.split(torch.empty_like(x.qkv_TAH))[0]
-    delta_NT, shares_PH = launch_queries(x.saved, dq_TNH, x.normed, config)
-    return dq_TNH, delta_NT, shares_PH.sum(0).to(dq_TNH.dtype)
-
-
-def _run_fused_keys(x: Inputs, config: Config) -> tuple[Tensor, ...]:
-    _, dk_TKH, dv_TKH = x.split(torch.empty_like(x.qkv_TAH))
-    shares_PH = launch_keys(x.saved, x.delta_NT, dk_TKH, dv_TKH, x.normed, config)
-    return dk_TKH, dv_TKH, shares_PH.sum(0).to(dk_TKH.dtype)
-
-
-# Per kernel, as the operators name it: that of its candidates, and what it does in a layer.
-TUNED = {
-    "forward": ("forward", _run_forward),
-    "queries": ("queries", _run_queries),
-    "keys": ("keys", _run_keys),
-    "fused_queries": ("queries", _run_fused_queries),
-    "fused_keys": ("keys", _run_fused_keys),
-}
-
-
-def tunables(model: ModelConfig, positions: int, device: torch.device) -> list[Tunable]:
-    """Every kernel at the model's heads, the backward's plain and fused with norm and RoPE."""
-    shape = model.attention_heads, model.kv_heads, model.head_dim
-    if ("forward", model.head_dim) not in CANDIDATES:
-        return []
-    sizes = shape, positions, model.max_position_embeddings, model.rms_norm_eps, device
-    found = []
-    for name, (kind, launch) in TUNED.items():
-        candidates = CANDIDATES[kind, model.head_dim]
-        run = lambda config, launch=launch: launch(_inputs(*sizes), config)
-        key = FAMILY, shape_text(N=shape[0], K=shape[1], H=shape[2]), name
-        found.append(Tunable(*key, default_config(kind, model.head_dim), candidates, run))
     return found

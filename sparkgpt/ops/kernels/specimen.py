@@ -1,8 +1,8 @@
 """What a kernel family ships, as data: `sparkgpt kernels` compiles it without a GPU.
 
 Each family's module has `FAMILY`, its name, and `specimens() -> list[Specimen]`: every kernel in
-every configuration that can be launched, at the types and constants of the shapes we train. One
-whose configuration is worth measuring has `tunables(model, positions, device) -> list[Tunable]`.
+every configuration that can be launched, at the types and constants of the shapes we train. Which
+configurations are worth measuring says `sparkgpt.ops.tunables`.
 """
 
 import functools

@@ -29,23 +29,15 @@ SASS for sm_121: operands by 16-byte LDGSTS (what the prologues change too: it g
 memory by LDSM into the registers that HMMA.16816 reads), STG.128.
 """
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparkgpt.config import ModelConfig
-from sparkgpt.ops.choices import shape_text
 from sparkgpt.ops.kernels.grouped import (
-    MATMUL,
-    OUTER,
     default_config,
     expert_constants,
     expert_rows,
-    grouped_matmul,
-    grouped_outer,
     matmul_specimens,
     outer_specimens,
     row_tile,
@@ -53,8 +45,7 @@ from sparkgpt.ops.kernels.grouped import (
     store_tile,
     tiles_of,
 )
-from sparkgpt.ops.kernels.inputs import dtype_of, expert_ends, normal
-from sparkgpt.ops.kernels.specimen import Config, Specimen, Tunable
+from sparkgpt.ops.kernels.specimen import Config, Specimen
 
 FAMILY = "swiglu"
 
@@ -251,50 +242,3 @@ def specimens() -> list[Specimen]:
         found += specimens_of(_swiglu_dgrad, DGRAD, constants)
         found += matmul_specimens(experts)
     return found
-
-
-_by_rows = functools.partial(grouped_matmul, by_rows=True)
-# Per kernel, as `sparkgpt.ops.swiglu` names it: its candidates, its launcher, and what it reads.
-TUNED = {
-    "swiglu_forward": (FORWARD, swiglu_forward, "x_RD", "gate_up_EGD"),
-    "swiglu_dgrad": (DGRAD, swiglu_dgrad, "grad_RF", "acts_RG", "gate_up_EGD"),
-    "swiglu_wgrad": (WGRAD, swiglu_wgrad, "grad_RF", "acts_RG", "x_RD"),
-    "grouped_matmul": (MATMUL, grouped_matmul, "hidden_RF", "down_EDF"),
-    "grouped_matmul_by_rows": (MATMUL, _by_rows, "grad_RD", "down_EDF"),
-    "grouped_outer": (OUTER, grouped_outer, "grad_RD", "hidden_RF"),
-}
-
-
-@functools.lru_cache(maxsize=1)  # the kernels of a shape share them, and the next shape frees them
-def _inputs(rows: int, width: int, experts: int, hidden: int, device) -> dict[str, Tensor]:
-    shapes = {"x_RD": (rows, width), "grad_RD": (rows, width)}
-    shapes |= {"hidden_RF": (rows, hidden), "grad_RF": (rows, hidden)}
-    shapes |= {"acts_RG": (rows, 2 * hidden), "gate_up_EGD": (experts, 2 * hidden, width)}
-    shapes["down_EDF"] = experts, width, hidden
-    found = dict(zip(shapes, normal(device, *shapes.values()), strict=True))
-    found["gate_up_EGD"] *= width**-0.5
-    found["down_EDF"] *= hidden**-0.5
-    return {**found, "offsets_E": expert_ends(rows, experts, device)}
-
-
-def tunables(model: ModelConfig, positions: int, device: torch.device) -> list[Tunable]:
-    """Every kernel of the model's dense layers and of its sparse ones."""
-    sizes = []
-    if len(model.sparse_layers) < model.model_layers:
-        sizes.append((positions, model.model_dim, 1, model.intermediate_size, device))
-    if model.sparse_layers:
-        rows, experts = positions * model.num_experts_per_tok, model.num_experts
-        sizes.append((rows, model.model_dim, experts, model.moe_intermediate_size, device))
-    return [_tunable(name, *one) for one in sizes for name in TUNED]
-
-
-def _tunable(name: str, rows: int, width: int, experts: int, hidden: int, device) -> Tunable:
-    candidates, launch, *reads = TUNED[name]
-
-    def run(config: Config) -> tuple[Tensor, ...]:
-        inputs = _inputs(rows, width, experts, hidden, device)
-        out = launch(*(inputs[tensor] for tensor in (*reads, "offsets_E")), config=config)
-        return out if isinstance(out, tuple) else (out,)
-
-    key = FAMILY, shape_text(D=width, E=experts, F=hidden), name
-    return Tunable(*key, default_config(candidates, dtype_of(device)), candidates, run)
