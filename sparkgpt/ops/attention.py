@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparkgpt.errors import UserError
+from sparkgpt.ops.cpu_attention import tiled_attention
 from sparkgpt.ops.varlen import HEAD_DIMS, varlen_forward
 
 
@@ -135,11 +136,16 @@ def _varlen_attn(q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen):
     )
 
 
+def _tiles(q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen):
+    return tiled_attention(q_TNH, k_TKH, v_TKH, cu_seqlens_S)
+
+
 def _triton(q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen):
     return varlen_forward(q_TNH, k_TKH, v_TKH, cu_seqlens_S)[0]
 
 
 BACKENDS = {
+    "tiles": _tiles,
     "sdpa": _per_document(_sdpa),
     "sdpa-expanded": _per_document(_sdpa_expanded),
     "sdpa-view": _per_document(_sdpa_view),
