@@ -33,15 +33,18 @@ def choose_backend(
 ) -> str:
     """Resolve 'auto' for a device; UserError when the wanted back end cannot run there.
 
-    On CUDA the first of: our kernels, where `triton` and `head_dim` (None: any) allow; flash-attn;
-    torch's own.
+    On a CPU our tiles. On CUDA the first of: our kernels, where `triton` and `head_dim` (None: any)
+    allow; flash-attn; torch's own.
     """
     if device.type == "cpu":
         if wanted in ("triton", "flash-attn", "varlen"):
             raise UserError(
-                f"--attention-backend {wanted} needs a CUDA device; use auto or sdpa on a CPU"
+                f"--attention-backend {wanted} needs a CUDA device; use auto, tiles or sdpa "
+                "on a CPU"
             )
-        return "sdpa-expanded" if wanted == "auto" else wanted
+        return "tiles" if wanted == "auto" else wanted
+    if wanted == "tiles":
+        raise UserError("--attention-backend tiles is for a CPU; use auto")
     has_flash = importlib.util.find_spec("flash_attn") is not None
     if wanted == "flash-attn" and not has_flash:
         raise UserError(

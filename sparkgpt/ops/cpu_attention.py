@@ -49,7 +49,8 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Output (T, N, H), and base-2 logarithms (T, N) of the softmax's sums."""
     cut = Cut(q_TNH, k_TKH.shape[1], lengths)
-    out_TNH, lse_TN = q_TNH.new_empty(q_TNH.shape), q_TNH.new_empty(q_TNH.shape[:2])
+    out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype)
+    lse_TN = torch.empty(q_TNH.shape[:2], dtype=q_TNH.dtype)
     mask_RP = cut.mask()
 
     def work(strips):
@@ -64,8 +65,9 @@ def forward(
 
 
 def _forward_tile(cut: Cut, tile: Tile, q_TNH, k_TKH, v_TKH, out_TNH, lse_TN, mask_RP, room):
-    head_dim, positions, rows = q_TNH.shape[-1], tile.positions, tile.positions * cut.groups
-    q_PGH, out_PGH, lse_PG = (x[tile.queries, tile.heads] for x in (q_TNH, out_TNH, lse_TN))
+    head_dim, positions = q_TNH.shape[-1], tile.end - tile.first
+    rows = positions * cut.groups
+    q_PGH, out_PGH, lse_PG = (x[tile.part] for x in (q_TNH, out_TNH, lse_TN))
     q_RH, sum_RH = (x[: rows * head_dim].view(rows, head_dim) for x in room[:2])
     torch.mul(q_PGH, LOG2_E * head_dim**-0.5, out=q_RH.view(q_PGH.shape))
     total_R1 = top_R1 = None
@@ -104,7 +106,7 @@ def backward(
     """Gradients of q, k and v. With weights w = 2 ** (scores - lse) and each row's d = out . dout:
     dv = w dout, ds = w (dout v - d), dq = ds k * H ** -0.5, dk likewise."""
     cut = Cut(q_TNH, k_TKH.shape[1], lengths)
-    dq_TNH, head_dim = q_TNH.new_empty(q_TNH.shape), q_TNH.shape[-1]
+    dq_TNH, head_dim = torch.empty(q_TNH.shape, dtype=q_TNH.dtype), q_TNH.shape[-1]
     by_query = (dout_TNH, q_TNH, dq_TNH, lse_TN, (dout_TNH * out_TNH).sum(-1))
     mask_PR = cut.mask().T.contiguous()
     sums = _Sums(k_TKH)
@@ -123,8 +125,9 @@ def backward(
 
 def _backward_tile(cut: Cut, tile: Tile, by_query, k_TKH, v_TKH, dk_nH, dv_nH, mask_PR, room):
     # Scores are held transposed: the products that have them on the left are a third faster so.
-    head_dim, positions, rows = k_TKH.shape[-1], tile.positions, tile.positions * cut.groups
-    dout_PGH, q_PGH, dq_PGH, lse_PG, delta_PG = (x[tile.queries, tile.heads] for x in by_query)
+    head_dim, positions = k_TKH.shape[-1], tile.end - tile.first
+    rows = positions * cut.groups
+    dout_PGH, q_PGH, dq_PGH, lse_PG, delta_PG = (x[tile.part] for x in by_query)
     dout_RH, q_RH, dq_RH = (x[: rows * head_dim].view(rows, head_dim) for x in room[:3])
     lse_1R, delta_1R = lse_PG.reshape(1, rows), delta_PG.reshape(1, rows)
     dout_RH.view(q_PGH.shape).copy_(dout_PGH)

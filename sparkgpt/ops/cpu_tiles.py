@@ -20,21 +20,14 @@ ALONE = 1 << 16  # scores that are computed sooner than another thread starts
 
 
 class Tile(NamedTuple):
-    """Queries first .. end - 1 of the group of a key/value head, in the document from `start`."""
+    """Queries first .. end - 1 of a key/value head's group, in the document from `start`; `part`
+    is their place in a tensor (T, N, ...)."""
 
     head: int
     start: int
     first: int
     end: int
-    heads: slice
-
-    @property
-    def positions(self) -> int:
-        return self.end - self.first
-
-    @property
-    def queries(self) -> slice:
-        return slice(self.first, self.end)
+    part: tuple[slice, slice]
 
 
 class Strip(NamedTuple):
@@ -71,7 +64,7 @@ class Cut:
         self.threads = min(torch.get_num_threads(), len(strips), 1 + scores // ALONE)
         longest = max(lengths)
         self.highest, self.widest = min(self.positions, longest), min(self.keys, longest)
-        self._like = q_TNH
+        self.dtype = q_TNH.dtype
 
     def _bounds(self, length: int) -> list[tuple[int, int]]:
         """First and end query of a document's strips: tiles in full, scores about equal."""
@@ -84,7 +77,7 @@ class Cut:
         heads = slice(strip.head * self.groups, (strip.head + 1) * self.groups)
         for first in range(strip.first, strip.end, self.positions):
             end = min(first + self.positions, strip.end)
-            yield Tile(strip.head, strip.start, first, end, heads)
+            yield Tile(strip.head, strip.start, first, end, (slice(first, end), heads))
 
     def key_ranges(self, tile: Tile) -> Iterator[tuple[int, int]]:
         """First and end key of what a tile reads at a time: all that is masked is in the last."""
@@ -93,9 +86,10 @@ class Cut:
 
     def mask(self) -> Tensor:
         """(R, P): what is added to the scores of queries and keys at the same positions."""
-        square_PP = self._like.new_full((self.highest, self.highest), -torch.inf)
+        square_PP = torch.full((self.highest, self.highest), -torch.inf, dtype=self.dtype)
         return square_PP.triu_(1).repeat_interleave(self.groups, 0)
 
     def room(self, *widths: int) -> list[Tensor]:
         """Of each width, memory for a tile's rows: (R * width,)"""
-        return [self._like.new_empty(self.highest * self.groups * width) for width in widths]
+        rows = self.highest * self.groups
+        return [torch.empty(rows * width, dtype=self.dtype) for width in widths]
