@@ -5,16 +5,18 @@ import threading
 import pytest
 import torch
 from helpers.interpreted import assert_as_exact
-from helpers.switched import assert_equal_models, plain_and_switched, poison
+from helpers.switched import plain_and_switched, poison, values_and_gradients, window
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparkgpt.errors import UserError
+from sparkgpt.model.transformer import Transformer
 from sparkgpt.ops import cpu_tiles
 from sparkgpt.ops.attention import choose_backend, varlen_attention
 from sparkgpt.ops.workers import share_out
 
 pytestmark = pytest.mark.cpu
+DTYPES = (torch.float32, torch.float64)
 MIXED = [1, 700, 2, 128, 129, 310]
 
 
@@ -80,9 +82,6 @@ def test_they_are_as_exact_as_torch_s_for_scores_of_any_size(fine_cut, gain):
         assert_as_exact(*one, name)
 
 
-DTYPES = (torch.float32, torch.float64)
-
-
 @pytest.mark.parametrize("cut", ["usual", "fine"])
 def test_the_same_bits_on_any_number_of_threads(cut, request, monkeypatch):
     if cut == "fine":
@@ -103,8 +102,8 @@ def test_the_same_bits_on_any_number_of_threads(cut, request, monkeypatch):
 def test_a_document_has_the_same_bits_beside_any_others():
     values = inputs(MIXED, 2, 1, 64)
     alone = by_tiles([x[1:701] for x in values], [700])
-    for window, document in zip(by_tiles(values, MIXED), alone, strict=True):
-        assert torch.equal(window[1:701], document)
+    for among_others, document in zip(by_tiles(values, MIXED), alone, strict=True):
+        assert torch.equal(among_others[1:701], document)
 
 
 def test_strided_inputs():
@@ -197,8 +196,18 @@ def test_a_missing_gradient_of_the_second_order_is_said():
         dq.sum().backward()
 
 
-def test_the_model_is_the_same_with_it(variant):
-    assert_equal_models(*plain_and_switched(variant, "tiles"))
+def test_a_model_s_values_and_gradients(variant):
+    plain, tiled = plain_and_switched(variant, "tiles")
+    exact = Transformer(variant, compute_dtype=torch.float64).double()
+    exact.load_state_dict(plain.state_dict())
+    found, torchs, expected = (
+        values_and_gradients(model, window(6)) for model in (tiled, plain, exact)
+    )
+    error = lambda values: max(
+        ((values[name] - expected[name]).abs().max() / expected[name].abs().max()).item()
+        for name in expected
+    )
+    assert error(found) <= 2 * error(torchs) <= 1e-5
 
 
 def test_the_choice():
