@@ -160,7 +160,9 @@ class TrainConfig:
     threads: int = flag(0, "CPU threads (0: torch's choice); recorded, it can change last bits")
     compile: bool | None = flag(None, "torch.compile the model (default: on CUDA only)")
     attention_backend: str = flag(
-        "auto", "varlen attention", choices=("auto", "sdpa", "triton", "flash-attn", "varlen")
+        "auto",
+        "varlen attention",
+        choices=("auto", "tiles", "sdpa", "triton", "flash-attn", "varlen"),
     )
     triton_attention: bool | None = flag(
         None, "let --attention-backend auto take our Triton kernel (default: on CUDA only)"

@@ -43,8 +43,9 @@ def run(model_config: ModelConfig, train: TrainConfig, argv: list[str]) -> int:
 
     Raises UserError for whatever the user can put right.
     """
-    if train.threads:
-        torch.set_num_threads(train.threads)
+    # Said even where nothing is asked for: attention on a CPU says it again and again, and a matrix
+    # library that was told may divide its work otherwise than one that chose.
+    torch.set_num_threads(train.threads or torch.get_num_threads())
     with device_for(choose_device(train.device)) as device:
         return _run_on(device, model_config, train, argv)
 
