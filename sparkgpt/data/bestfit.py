@@ -9,6 +9,8 @@ import numpy as np
 
 # Chosen on news, uniform and lognormal lengths among neighbours a factor of two apart.
 ROOM_LEFT = 2  # mean documents, left free by the documents that come in order
+# With less, long documents that just arrived wait for short ones, and are too many in the end.
+PATIENCE = 4
 GROWTH = 3  # mean documents; a window with more room than this takes whatever comes
 PAIR_PART = 1024  # of the mean document: the tolerance that two documents have to meet at first
 # Wider for one document: otherwise short ones, which fill any gap, run out and leave the long ones.
@@ -75,12 +77,12 @@ def fill(
 ) -> np.ndarray:
     """Fill W = `count` windows; the window of each document (D,), -1 for those that are left.
 
-    There must be at least `count` documents. Those that waited longest (`waits_D`), and of these
-    the longest, get a window each. The others follow in order of arrival while a window has room
-    for some; then the one or two of all that fill it best close it.
+    There must be at least `count` documents. The longest get a window each, before them those that
+    have been left more than PATIENCE times (`waits_D`). The others follow in order of arrival
+    while a window has room for some; then the one or two of all that fill it best close it.
     """
     filling = _Filling(lengths_D, count, window, stream)
-    first = highest(waits_D * (window + 1) + lengths_D, count)
+    first = highest(np.maximum(waits_D - PATIENCE, 0) * window + lengths_D, count)
     filling.put(first[shuffled(stream, count)], np.arange(count))
     filling.put_in_order()
     filling.close()

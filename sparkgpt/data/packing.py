@@ -2,10 +2,10 @@
 
 Documents arrive in a seeded order, until as many as the buffer holds are in hand. Half of what
 they fill is placed, in as many windows at once (`sparkgpt.data.bestfit`); the others wait for the
-next documents. Whoever waited longest has a window first, so none waits for long; and the windows
-always close with a choice from a buffer that is half full. In the end each step places half of
-what is left. The finished windows are put in a seeded order of their own, so that document lengths
-do not drift over an epoch; the last one, usually part empty, stays last.
+next documents, but none for more than a few such steps. So windows close with a choice from a
+buffer that is half full, also in the end, when each step places half of what is left. The finished
+windows are put in a seeded order of their own, so that document lengths do not drift over an
+epoch; the last one, usually part empty, stays last.
 
 Everything follows from (positions, window, buffer, seed, epoch). The only randomness is Philox's
 raw stream, which NumPy keeps stable across its versions (NEP 19), unlike `Generator` methods; all
