@@ -21,9 +21,12 @@ def shuffled(stream: np.random.Philox, count: int) -> np.ndarray:
     """The numbers 0 to `count` - 1 in a random order, (count,) int64."""
     bits = count.bit_length()
     low = np.uint64(2**bits - 1)
-    keys = (stream.random_raw(count) & ~low) | np.arange(count, dtype=np.uint64)
+    keys = stream.random_raw(count)
+    keys &= ~low
+    keys |= np.arange(count, dtype=np.uint64)
     keys.sort()
-    return (keys & low).astype(np.int64)
+    keys &= low
+    return keys.view(np.int64)
 
 
 def by_value(values: np.ndarray) -> np.ndarray:

@@ -64,9 +64,7 @@ class Epochs:
 
     def _plan(self, epoch: int) -> PackPlan:
         if epoch not in self._plans:
-            positions = self._cache.lengths
-            positions += 1
-            plan = plan_epoch(positions, *self._arguments, epoch)
+            plan = plan_epoch(self._positions(), *self._arguments, epoch)
             if self._files:
                 plan = self._files.write(epoch, self._firsts[epoch], plan)
             self._plans[epoch] = plan
@@ -75,3 +73,11 @@ class Epochs:
             if self._files:
                 self._files.prune(set(self._plans))
         return self._plans[epoch]
+
+    def _positions(self) -> np.ndarray:
+        """Positions of each document, (documents,) int32: half of what its lengths take."""
+        positions = np.empty(len(self._cache), np.int32)
+        for first, lengths in self._cache.length_blocks():
+            # A document past int32 is longer than any window, which the plan will say.
+            positions[first : first + len(lengths)] = np.minimum(lengths, 2**31 - 2) + 1
+        return positions

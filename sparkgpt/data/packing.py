@@ -48,7 +48,7 @@ class PackPlan:
 def plan_epoch(
     positions: np.ndarray, window: int, buffer: int, seed: int, epoch: int = 0
 ) -> PackPlan:
-    """Plan one epoch of documents of `positions` (documents,) int64 into windows.
+    """Plan one epoch of documents of `positions` (documents,), any integers, into windows.
 
     Raises UserError when there is no document, one is longer than `window`, or `buffer` < 1.
     """
