@@ -121,7 +121,7 @@ class TrainConfig:
     lr_schedule_steps: int = flag(0, "length of the schedule in steps (0: from --target-tokens)")
     tokens_per_batch: int = flag(49_152, "positions in one window")
     accumulate: int = flag(1, "windows that one process steps over at once")
-    pack_buffer: int = flag(1024, "documents that best-fit packing may choose from")
+    pack_buffer: int = flag(32_768, "documents that best-fit packing may choose from")
     optimizer: str = flag(
         "muon", "muon (with AdamW for the rest) or adamw alone", choices=("muon", "adamw")
     )

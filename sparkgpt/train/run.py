@@ -37,6 +37,9 @@ from sparkgpt.train.plan import Plan, make_plan
 from sparkgpt.train.signals import EXIT_STOPPED
 from sparkgpt.train.state import RunState
 
+# For the hashes of small caches, so that wrong ones leave no trace of a run.
+GRACE_SECONDS = 0.2
+
 
 def run(model_config: ModelConfig, train: TrainConfig, argv: list[str]) -> int:
     """Train as the flags say. Returns 0 when complete, 75 when a signal stopped it at a step.
@@ -74,7 +77,7 @@ def _locked_run(
     remove_leftovers(folder)
     if train.publish:
         make_directory(train.publish)  # now, not after hours of training
-    plan = make_plan(model_config, train, ranks.world)
+    plan = make_plan(model_config, train, ranks.world, folder / "plans")
     check_agreement(train, plan, ranks)
     if on_main(lambda: _is_complete(folder, train, plan), ranks):
         return 0
@@ -83,6 +86,7 @@ def _locked_run(
     state, saved = RunState(), set()
     if train.resume:
         state, saved = _resume(folder, train, plan, ranks, model, optimizer)
+    plan.verification.wait(GRACE_SECONDS)
     state.begin_attempt(inexact_values(model, train, ranks))
     trainer = Trainer(model_config, train, plan, ranks, folder, model, optimizer, state, saved)
     if ranks.is_main:
@@ -91,6 +95,7 @@ def _locked_run(
         write_json(folder / "config.json", _config_values(model_config, train, plan))
     if not trainer.loop():
         return EXIT_STOPPED
+    plan.verification.wait()
     if ranks.is_main:
         finish(folder, train, plan, ranks, model, state, origin | {"argv": argv})
         publish(folder, train)
