@@ -11,7 +11,7 @@ def share_out(work: Callable[[Iterator], None], items: list, threads: int) -> No
     for all: each takes the next item when it is done with the last.
 
     torch computes on one thread in each meanwhile, so that results don't depend on `threads`, in
-    inference mode; outputs are tensors made before. The first exception of any thread is raised.
+    inference mode; outputs are tensors made before. An exception of any thread is raised here.
     """
     queue = iter(items)  # a list's: threads take from it one after another
     usual = torch.get_num_threads()
