@@ -175,7 +175,7 @@ class TrainConfig:
         None, "gather to experts and combine in one pass each (default: on CUDA only)"
     )
     chunked_head: bool | None = flag(
-        None, "head and cross-entropy in chunks, logits never whole (default: on CUDA only)"
+        None, "head and cross-entropy in chunks, logits never whole (default: on)"
     )
     triton_muon: bool | None = flag(
         None, "Muon's momentum and Newton-Schulz by our kernels (default: on CUDA only)"

@@ -41,7 +41,7 @@ def kernels_of(train: TrainConfig, device: str) -> Kernels:
         qk_rope=on(train.fused_qk_rope, True),
         swiglu=on(train.fused_swiglu, True),
         dispatch=on(train.fused_dispatch),
-        head=on(train.chunked_head),
+        head=on(train.chunked_head, True),
         muon=on(train.triton_muon),
     )
 
