@@ -24,7 +24,7 @@ SCHEMA = 1
 REPEATS = 7
 # Per device type: the reference first, then what may take its place.
 CANDIDATES = {
-    "cpu": ("sdpa-expanded", "sdpa-view", "sdpa"),
+    "cpu": ("tiles", "sdpa-expanded", "sdpa-view", "sdpa"),
     "cuda": ("varlen", "flash-attn", "triton"),
 }
 

@@ -121,7 +121,7 @@ class TrainConfig:
     lr_schedule_steps: int = flag(0, "length of the schedule in steps (0: from --target-tokens)")
     tokens_per_batch: int = flag(49_152, "positions in one window")
     accumulate: int = flag(1, "windows that one process steps over at once")
-    pack_buffer: int = flag(1024, "documents that best-fit packing may choose from")
+    pack_buffer: int = flag(32_768, "documents that best-fit packing may choose from")
     optimizer: str = flag(
         "muon", "muon (with AdamW for the rest) or adamw alone", choices=("muon", "adamw")
     )
@@ -160,22 +160,22 @@ class TrainConfig:
     threads: int = flag(0, "CPU threads (0: torch's choice); recorded, it can change last bits")
     compile: bool | None = flag(None, "torch.compile the model (default: on CUDA only)")
     attention_backend: str = flag(
-        "auto", "varlen attention", choices=("auto", "sdpa", "triton", "flash-attn", "varlen")
+        "auto",
+        "varlen attention",
+        choices=("auto", "tiles", "sdpa", "triton", "flash-attn", "varlen"),
     )
     triton_attention: bool | None = flag(
         None, "let --attention-backend auto take our Triton kernel (default: on CUDA only)"
     )
-    fused_qk_rope: bool | None = flag(
-        None, "q/k norm and RoPE in one pass each way (default: on CUDA only)"
-    )
+    fused_qk_rope: bool | None = flag(None, "q/k norm and RoPE in one pass each way (default: on)")
     fused_swiglu: bool | None = flag(
-        None, "SwiGLU inside the MLP's and the experts' matrix products (default: on CUDA only)"
+        None, "SwiGLU, MLP's and experts', by our own kernels or formulas (default: on)"
     )
     fused_dispatch: bool | None = flag(
         None, "gather to experts and combine in one pass each (default: on CUDA only)"
     )
     chunked_head: bool | None = flag(
-        None, "head and cross-entropy in chunks, logits never whole (default: on CUDA only)"
+        None, "head and cross-entropy in chunks, logits never whole (default: on)"
     )
     triton_muon: bool | None = flag(
         None, "Muon's momentum and Newton-Schulz by our kernels (default: on CUDA only)"

@@ -185,7 +185,7 @@ def test_a_driver_that_torch_does_not_see():
 def test_attention_back_ends_of_this_device_compute():
     backends = read_device("cpu").backends
     assert {name for name, reason in backends.items() if not reason} == {
-        "sdpa", "sdpa-expanded", "sdpa-view",
+        "tiles", "sdpa", "sdpa-expanded", "sdpa-view",
     }  # fmt: skip
     failing = dataclasses.replace(GB10, backends={"varlen": "no kernel image"})
     assert levels(describe.attention(failing), "chosen") == [NO]

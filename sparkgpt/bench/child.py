@@ -99,8 +99,9 @@ def plan(path: str, window: int, buffer: int) -> dict:
     return {"plan_seconds": time.perf_counter() - start, "documents": len(positions)}
 
 
-def stream(path: str, window: int, buffer: int, place: float, verify: bool) -> dict:
-    """A run's way to the batch at `place` (share of the first epoch) of a cache.
+def stream(path: str, window: int, buffer: int, place: float, verify: bool, keep: str) -> dict:
+    """A run's way to the batch at `place` (share of the first epoch) of a cache, with plans kept in
+    the folder `keep` ("": nowhere).
 
     Seconds: `open`, `verify` (when asked), `rejoin` from the open cache to that batch, `batch` the
     median of later ones, `start` all up to the first; bytes: `stream_peak_rss`.
@@ -114,7 +115,8 @@ def stream(path: str, window: int, buffer: int, place: float, verify: bool) -> d
     if verify:
         documents.verify()
     verified = time.perf_counter()
-    windows = WindowStream(documents, window=window, buffer=buffer, seed=0)
+    folder = Path(keep) if keep else None
+    windows = WindowStream(documents, window=window, buffer=buffer, seed=0, keep=folder)
     last = windows.windows_for(len(documents) + int(documents.offsets[-1])) - 1
     index = int(place * last)
     windows.window(index)

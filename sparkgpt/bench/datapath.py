@@ -17,7 +17,7 @@ from sparkgpt.progress import progress
 GB = 10**9
 MEAN_BYTES = 3310  # of the documents; a corpus of a size is that many of them
 WINDOW, SMALL_WINDOW = 49_152, 8_192
-BUFFER = 1024
+BUFFER = 32_768  # the default of `sparkgpt train`
 PACKED = 100_000  # documents, at most, of the packing figures
 PLACE = 0.9  # of the epoch, where a run is resumed
 PARTS, MANY_PARTS = 4, 3  # that progress tells of
@@ -57,7 +57,7 @@ def measure(size: float, seed: int, folder: Path, done: Callable[[int, str], Non
     way = {"path": str(cache), "window": WINDOW, "buffer": BUFFER}
     row |= run_child("plan", way)
     done(1, f"{size:g} GB planned")
-    row |= run_child("stream", way | {"place": 0.0, "verify": True})
+    row |= run_child("stream", way | {"place": 0.0, "verify": True, "keep": ""})
     done(1, f"{size:g} GB streamed")
     source.unlink()
     shutil.rmtree(cache)
@@ -70,7 +70,7 @@ def measure(size: float, seed: int, folder: Path, done: Callable[[int, str], Non
 def measure_many(documents: int, seed: int, folder: Path, done: Callable[[int, str], None]) -> dict:
     """Opening a cache of that many documents of zeros, and resuming a run at PLACE of its epoch.
 
-    Two starts: the first may leave what helps the second, as it would beside a corpus. Calls
+    Two starts: the first leaves its plan in a folder, as a run does, and the second finds it. Calls
     `done(1, what)` after each of MANY_PARTS parts.
     """
     lengths = news_lengths(documents, LONGEST, seed)
@@ -78,6 +78,7 @@ def measure_many(documents: int, seed: int, folder: Path, done: Callable[[int, s
     write_sparse_cache(cache, lengths)
     done(1, f"{documents:,} documents laid out")
     way = {"path": str(cache), "window": WINDOW, "buffer": BUFFER, "place": PLACE, "verify": False}
+    way["keep"] = str(folder / "plans")  # as in a run's folder
     first = run_child("stream", way)
     done(1, f"{documents:,} documents, first start")
     again = run_child("stream", way)

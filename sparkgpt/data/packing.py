@@ -1,41 +1,36 @@
 """Which documents share a window: best fit over a bounded buffer, whole documents only.
 
-Documents arrive in a seeded order and wait in a buffer. A window takes the longest-waiting
-documents until about two more will fill it, then the one or two that fill it best. So most
-documents leave in the order in which they came, windows resemble one another, and none waits for
-more than `buffer` windows. Once every document has arrived, windows start from the longest, which
-would otherwise be left over alone. The finished windows are put in a seeded order of their own,
-so that document lengths do not drift over an epoch; the last one, usually part empty, stays last.
+Documents arrive in a seeded order, until as many as the buffer holds are in hand. Half of what
+they fill is placed, in as many windows at once (`sparkgpt.data.bestfit`); the others wait for the
+next documents, but none for more than a few such steps. So windows close with a choice from a
+buffer that is half full, also in the end, when each step places half of what is left. The finished
+windows are put in a seeded order of their own, so that document lengths do not drift over an
+epoch; the last one, usually part empty, stays last.
 
 Everything follows from (positions, window, buffer, seed, epoch). The only randomness is Philox's
-raw stream, which NumPy keeps stable across its versions (NEP 19), unlike `Generator` methods.
+raw stream, which NumPy keeps stable across its versions (NEP 19), unlike `Generator` methods; all
+arithmetic is of integers, and no result depends on how a sort treats equal keys.
 """
 
-from bisect import bisect_left
-from collections import deque
 from dataclasses import dataclass
-from itertools import accumulate, chain, islice
 
 import numpy as np
 
+from sparkgpt.data.bestfit import by_value, fill, shuffled
 from sparkgpt.errors import UserError
 
 # Bump when the same input would give another plan: it is part of a stream's digest.
-ALGORITHM = 1
+ALGORITHM = 2
 
-# Chosen on the news corpus among 32 to 1/2048 of a window: a smaller tolerance spends the short
-# documents on gaps too early, so that long ones end up alone (4,096-position windows: 95 %).
-TOLERANCE_POSITIONS = 32
-TOLERANCE_FRACTION = 256
-CANDIDATES = 64  # oldest documents tried as one half of a closing pair
+LEAST_WINDOWS = 4  # that the documents in hand fill, however few the buffer holds
 
 
 @dataclass(frozen=True)
 class PackPlan:
     """One epoch's windows. Window w holds `doc_ids[window_starts[w]:window_starts[w + 1]]`.
 
-    doc_ids (documents,) int64; window_starts (windows + 1,) int64; real_tokens (windows,) int64,
-    the positions that the window's documents fill.
+    doc_ids (documents,), window_starts (windows + 1,), both of `index_type(documents)`, and
+    real_tokens (windows,) int32, the positions that the window's documents fill.
     """
 
     doc_ids: np.ndarray
@@ -53,28 +48,68 @@ class PackPlan:
 def plan_epoch(
     positions: np.ndarray, window: int, buffer: int, seed: int, epoch: int = 0
 ) -> PackPlan:
-    """Plan one epoch of documents of `positions` (documents,) int64 into windows.
+    """Plan one epoch of documents of `positions` (documents,), any integers, into windows.
 
     Raises UserError when there is no document, one is longer than `window`, or `buffer` < 1.
     """
     _check(positions, window, buffer)
     documents = len(positions)
     # SeedSequence takes no negative numbers; a negative seed is as good as any other.
-    entropy = [seed % 2**64, epoch]
-    stream = np.random.Philox(np.random.SeedSequence(entropy))
-    order = np.argsort(stream.random_raw(documents), kind="stable")
+    stream = np.random.Philox(np.random.SeedSequence([seed % 2**64, epoch]))
+    order = shuffled(stream, documents).astype(index_type(documents))
+    placed, sizes = _place(positions[order], window, buffer, stream)
 
-    waiting = _Buffer(positions[order].tolist(), buffer)
-    windows = []
-    while waiting.refill():
-        windows.append(_fill(waiting, window))
-    shuffled = np.argsort(stream.random_raw(len(windows))[:-1], kind="stable").tolist()
-    windows = [windows[i] for i in shuffled] + windows[-1:]
+    # The windows' final order, and where the documents of each begin before and after.
+    windows = np.append(shuffled(stream, len(sizes) - 1), len(sizes) - 1)
+    begins = (np.cumsum(sizes) - sizes)[windows]
+    starts = np.append(0, np.cumsum(sizes[windows])).astype(order.dtype)
+    moves = np.repeat((begins - starts[:-1]).astype(order.dtype), sizes[windows])
+    moves += np.arange(documents, dtype=order.dtype)
+    doc_ids = order[placed[moves]]
+    real = np.add.reduceat(positions[doc_ids], starts[:-1])
+    return PackPlan(doc_ids, starts, real.astype(np.int32))
 
-    arrivals = np.fromiter(chain.from_iterable(windows), dtype=np.int64, count=documents)
-    starts = np.fromiter(accumulate(map(len, windows), initial=0), dtype=np.int64)
-    doc_ids = order[arrivals]
-    return PackPlan(doc_ids, starts, np.add.reduceat(positions[doc_ids], starts[:-1]))
+
+def index_type(documents: int) -> np.dtype:
+    """The smaller integer type, little endian, that holds numbers up to `documents`."""
+    return np.dtype("<i4" if documents < 2**31 else "<i8")
+
+
+def _place(
+    lengths: np.ndarray, window: int, buffer: int, stream: np.random.Philox
+) -> tuple[np.ndarray, np.ndarray]:
+    """The documents, by their order of arrival, window after window (documents,); and how many
+    each window holds (windows,)."""
+    documents = len(lengths)
+    placed, sizes = np.empty(documents, index_type(documents)), []
+    hand = waits = np.zeros(0, np.int64)
+    arrived = done = 0
+    while done < documents:
+        more = _arrivals(lengths, arrived, int(lengths[hand].sum()), len(hand), window, buffer)
+        hand = np.concatenate([hand, np.arange(arrived, arrived + more)])
+        waits = np.concatenate([waits, np.zeros(more, np.int64)])
+        arrived += more
+        longs = lengths[hand].astype(np.int64)
+        count = max(int(longs.sum()) // (2 * window), 1)
+        windows = fill(longs, waits, count, window, stream)
+        left, gone = np.flatnonzero(windows < 0), np.flatnonzero(windows >= 0)
+        sizes.append(np.bincount(windows[gone]))
+        placed[done : done + len(gone)] = hand[gone[by_value(windows[gone])]]
+        done += len(gone)
+        hand, waits = hand[left], waits[left] + 1
+    return placed, np.concatenate(sizes)
+
+
+def _arrivals(
+    lengths: np.ndarray, arrived: int, held: int, waiting: int, window: int, buffer: int
+) -> int:
+    """How many documents arrive next: up to a full buffer, or more to fill LEAST_WINDOWS."""
+    more = max(buffer - waiting, 1)
+    while arrived + more < len(lengths):
+        if held + int(lengths[arrived : arrived + more].sum()) >= LEAST_WINDOWS * window:
+            return more
+        more *= 2
+    return len(lengths) - arrived
 
 
 def next_fit(positions: np.ndarray, window: int) -> list[range]:
@@ -116,87 +151,3 @@ def _check(positions: np.ndarray, window: int, buffer: int) -> None:
             f"window of {window}; leave it out with `sparkgpt prepare --max-document-bytes "
             f"{window - 1}` or use a larger window"
         )
-
-
-class _Buffer:
-    """Waiting documents, known by their order of arrival (rank), by age and by length."""
-
-    def __init__(self, lengths: list[int], size: int):
-        self.lengths, self.size = lengths, size
-        self.arrived = 0
-        self.total = 0  # positions waiting
-        self.keys: list[int] = []  # sorted; length * documents + rank
-        self.queue: deque[int] = deque()  # ranks by age; those gone are dropped lazily
-        self.gone = bytearray(len(lengths))
-
-    def refill(self) -> int:
-        """Let documents arrive until the buffer is full; returns how many wait."""
-        keys, lengths, count = self.keys, self.lengths, len(self.lengths)
-        while len(keys) < self.size and self.arrived < count:
-            length = lengths[self.arrived]
-            key = length * count + self.arrived
-            keys.insert(bisect_left(keys, key), key)
-            self.queue.append(self.arrived)
-            self.total += length
-            self.arrived += 1
-        return len(keys)
-
-    def oldest(self) -> int:
-        while self.gone[self.queue[0]]:
-            self.queue.popleft()
-        return self.queue[0]
-
-    def longest(self, room: int, other: int = -1) -> int:
-        """The longest document of at most `room` positions that isn't `other`, or -1."""
-        count = len(self.lengths)
-        index = bisect_left(self.keys, (room + 1) * count) - 1
-        if index >= 0 and self.keys[index] % count == other:
-            index -= 1
-        return self.keys[index] % count if index >= 0 else -1
-
-    def take(self, rank: int) -> int:
-        """Remove a document; returns its positions."""
-        length = self.lengths[rank]
-        del self.keys[bisect_left(self.keys, length * len(self.lengths) + rank)]
-        self.gone[rank] = 1
-        self.total -= length
-        return length
-
-
-def _fill(waiting: _Buffer, window: int) -> list[int]:
-    """Take one window's documents out of the buffer; returns their ranks."""
-    all_arrived = waiting.arrived == len(waiting.lengths)
-    placed = [waiting.longest(window) if all_arrived else waiting.oldest()]
-    room = window - waiting.take(placed[0])
-    while count := waiting.refill():
-        rank = waiting.oldest()
-        if room - waiting.lengths[rank] < 2 * waiting.total / count:
-            break
-        room -= waiting.take(rank)
-        placed.append(rank)
-    tolerance = min(window // TOLERANCE_FRACTION, TOLERANCE_POSITIONS)
-    while waiting.refill() and (closing := _closing(waiting, room, tolerance)):
-        room -= sum(map(waiting.take, closing))
-        placed += closing
-    return placed
-
-
-def _closing(waiting: _Buffer, room: int, tolerance: int) -> list[int]:
-    """The one or two documents that fill `room` best; a single one within tolerance is enough."""
-    lengths, gone = waiting.lengths, waiting.gone
-    single = waiting.longest(room)
-    if single < 0:
-        return []
-    best, filled = [single], lengths[single]
-    if room - filled <= tolerance:
-        return best
-    for rank in islice(waiting.queue, CANDIDATES):
-        rest = room - lengths[rank]
-        if rest <= 0 or gone[rank]:
-            continue
-        partner = waiting.longest(rest, other=rank)
-        if partner >= 0 and lengths[rank] + lengths[partner] > filled:
-            best, filled = [rank, partner], lengths[rank] + lengths[partner]
-            if room - filled <= tolerance:
-                break
-    return best

@@ -11,7 +11,8 @@ they came from.
 """
 
 import hashlib
-from collections.abc import Iterable
+import mmap
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from sparkgpt.files import read_json, write_json
 FORMAT = 1
 FILES = {"bytes.bin", "offsets.bin", "manifest.json"}
 OFFSET = np.dtype("<i8")
+BLOCK = 2**20  # documents, or bytes, looked at together: memory must not grow with a corpus
 AGAIN = "remove the folder and make it again with `sparkgpt cache`"
 
 
@@ -53,9 +55,11 @@ class ByteCache:
             )
         content = _map(path / "bytes.bin", np.dtype(np.uint8), manifest["bytes"])
         offsets = _map(path / "offsets.bin", OFFSET, manifest["documents"] + 1)
-        if offsets[0] or offsets[-1] != len(content) or np.any(offsets[1:] < offsets[:-1]):
+        cache = cls(path, content, offsets, manifest)
+        falls = any(lengths.min(initial=0) < 0 for _, lengths in cache.length_blocks())
+        if offsets[0] or offsets[-1] != len(content) or falls:
             raise UserError(f"{path}/offsets.bin does not fit bytes.bin; {AGAIN}")
-        return cls(path, content, offsets, manifest)
+        return cache
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -70,14 +74,33 @@ class ByteCache:
         """Bytes of each document, (documents,) int64."""
         return np.diff(self.offsets)
 
+    def length_blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """The lengths in bounded memory: (first document, bytes of each from there, int64)."""
+        for first in range(0, len(self), BLOCK):
+            yield first, np.diff(self.offsets[first : first + BLOCK + 1])
+            _release(self.offsets)
+
     def document(self, index: int) -> np.ndarray:
         """Bytes of one document, a uint8 view."""
         return self.bytes[self.offsets[index] : self.offsets[index + 1]]
 
+    def release(self) -> None:
+        """Let go of what was read: it stays in the system's cache, but is not this process's."""
+        _release(self.bytes)
+        _release(self.offsets)
+
     def verify(self) -> None:
-        """Hash the content again. UserError when it is not what was written."""
-        lengths = self.lengths.astype(OFFSET)
-        if _digest(hashlib.sha256(lengths), hashlib.sha256(self.bytes)) != self.digest:
+        """Hash the content again, in bounded memory, beside other threads.
+
+        Raises UserError when it is not what was written.
+        """
+        length_hash, byte_hash = hashlib.sha256(), hashlib.sha256()
+        for _, lengths in self.length_blocks():
+            length_hash.update(lengths.astype(OFFSET))
+        for first in range(0, len(self.bytes), 16 * BLOCK):
+            byte_hash.update(self.bytes[first : first + 16 * BLOCK])
+            _release(self.bytes)
+        if _digest(length_hash, byte_hash) != self.digest:
             raise UserError(f"{self.path} holds other bytes than its manifest says; {AGAIN}")
 
 
@@ -113,6 +136,12 @@ def write_cache(folder: Path, documents: Iterable[bytes], source: dict) -> int:
 
 def _digest(length_hash, byte_hash) -> str:
     return hashlib.sha256(length_hash.digest() + byte_hash.digest()).hexdigest()
+
+
+def _release(mapped: np.ndarray) -> None:
+    """Unmap the pages of a memory-mapped array until they are read again."""
+    if isinstance(mapped.base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.base.madvise(mmap.MADV_DONTNEED)
 
 
 def _map(path: Path, dtype: np.dtype, count: int) -> np.ndarray:

@@ -7,22 +7,22 @@ inputs `BOS b1 .. bn`, targets `b1 .. bn EOS`. The rest of a window is PAD, in s
 
 import hashlib
 import json
-import math
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from sparkgpt.data.packing import ALGORITHM, PackPlan, next_fit, plan_epoch
+from sparkgpt.data.epochs import Epochs
+from sparkgpt.data.packing import ALGORITHM, next_fit
 from sparkgpt.data.store import ByteCache
 from sparkgpt.errors import UserError
 from sparkgpt.vocab import BOS, EOS, FILLER, IGNORE_INDEX, PAD
 
 STOP_SECONDS = 0.05  # how soon a prefetch thread notices that it is not needed
-PLANS_KEPT = 2  # epochs: the current one, and its neighbour while a window range spans both
 
 
 @dataclass(frozen=True)
@@ -89,16 +89,16 @@ def _lay_out(documents: list[np.ndarray], doc_ids: Sequence[int], window: int) -
 class WindowStream:
     """The windows of consecutive epochs, each in a seeded order of its own.
 
-    `window(index)` depends on the index alone, so a rank rejoins the stream by its step. Raises
+    `window(index)` depends on the index alone, so a rank rejoins the stream by its step. `keep` is
+    a folder of this stream alone, where plans of large corpora are kept for the next start. Raises
     UserError when a document is longer than `window` positions.
     """
 
-    def __init__(self, cache: ByteCache, *, window: int, buffer: int, seed: int):
+    def __init__(
+        self, cache: ByteCache, *, window: int, buffer: int, seed: int, keep: Path | None = None
+    ):
         self.cache, self.window_size, self.buffer, self.seed = cache, window, buffer, seed
-        self._positions = cache.lengths + 1
-        self._plans: dict[int, PackPlan] = {}
-        self._firsts = {0: 0}  # global index of each known epoch's first window
-        self._plan(0)
+        self._epochs = Epochs(cache, window, buffer, seed, self.digest, keep)
 
     @property
     def digest(self) -> str:
@@ -108,51 +108,29 @@ class WindowStream:
 
     def window(self, index: int) -> Window:
         """Window `index` >= 0 of the whole stream."""
-        plan, place = self._locate(index)
-        return make_window(self.cache, plan.documents(place), self.window_size)
+        plan, place = self._epochs.locate(index)
+        window = make_window(self.cache, plan.documents(place), self.window_size)
+        self.cache.release()
+        return window
 
     def real_tokens(self, index: int) -> int:
         """Real tokens of window `index`, from its plan alone."""
-        plan, place = self._locate(index)
+        plan, place = self._epochs.locate(index)
         return int(plan.real_tokens[place])
 
     def documents(self, index: int) -> list[int]:
         """Ids of the documents of window `index`, from its plan alone."""
-        plan, place = self._locate(index)
+        plan, place = self._epochs.locate(index)
         return plan.documents(place).tolist()
 
     def doc_lengths(self, index: int) -> list[int]:
         """Positions of each document of window `index`, from its plan alone."""
-        return self._positions[self.documents(index)].tolist()
+        offsets, ids = self.cache.offsets, np.array(self.documents(index))
+        return (offsets[ids + 1] - offsets[ids] + 1).tolist()
 
     def windows_for(self, target_tokens: float) -> int:
         """How many windows from the first one hold at least `target_tokens` real tokens."""
-        target = max(math.ceil(target_tokens), 1)
-        epoch, rest = divmod(target - 1, int(self._positions.sum()))
-        sums = np.cumsum(self._plan(epoch).real_tokens)
-        return self._first(epoch) + int(np.searchsorted(sums, rest + 1)) + 1
-
-    def _locate(self, index: int) -> tuple[PackPlan, int]:
-        """The plan that holds window `index`, and its place there."""
-        epoch = 0
-        while index >= self._first(epoch + 1):
-            epoch += 1
-        return self._plan(epoch), index - self._first(epoch)
-
-    def _first(self, epoch: int) -> int:
-        """Global index of an epoch's first window; plans the epochs before it if need be."""
-        for known in range(len(self._firsts) - 1, epoch):
-            self._firsts[known + 1] = self._firsts[known] + len(self._plan(known))
-        return self._firsts[epoch]
-
-    def _plan(self, epoch: int) -> PackPlan:
-        plan = self._plans.get(epoch)
-        if plan is None:
-            plan = plan_epoch(self._positions, self.window_size, self.buffer, self.seed, epoch)
-            self._plans[epoch] = plan
-            for old in list(self._plans)[:-PLANS_KEPT]:
-                self._plans.pop(old, None)
-        return plan
+        return self._epochs.windows_for(target_tokens)
 
 
 def validation_windows(cache: ByteCache, window: int, max_tokens: int) -> list[Window]:
@@ -160,7 +138,8 @@ def validation_windows(cache: ByteCache, window: int, max_tokens: int) -> list[W
 
     Raises UserError when not even the first document fits, or one doesn't fit in a window.
     """
-    positions = cache.lengths + 1
+    few = cache.offsets[: max(max_tokens, 0) + 2]  # a document fills at least one position
+    positions = np.diff(few) + 1
     count = int(np.searchsorted(np.cumsum(positions), max_tokens, side="right"))
     if not count:
         raise UserError(
@@ -172,16 +151,17 @@ def validation_windows(cache: ByteCache, window: int, max_tokens: int) -> list[W
 
 def check_lengths(cache: ByteCache, limits: dict[str, int]) -> None:
     """UserError if a document has more positions (bytes + 1) than a limit, given by its flag."""
-    positions = cache.lengths + 1
     name, limit = min(limits.items(), key=lambda item: item[1])
-    over = np.flatnonzero(positions > limit)
+    blocks = [first + np.flatnonzero(sizes >= limit) for first, sizes in cache.length_blocks()]
+    over = np.concatenate(blocks)
     if len(over):
+        positions = len(cache.document(over[0])) + 1
         others = f", as do {len(over) - 1} others" if len(over) > 1 else ""
         advice = f"raise {name}"
         if limit > 1:  # a limit of 0 bytes would mean none
             advice += f" or leave out with `sparkgpt prepare --max-document-bytes {limit - 1}`"
         raise UserError(
-            f"document {over[0]} (from 0) of {cache.path} fills {positions[over[0]]} positions "
+            f"document {over[0]} (from 0) of {cache.path} fills {positions} positions "
             f"(bytes + 1), more than {name} {limit}{others}; {advice}"
         )
 

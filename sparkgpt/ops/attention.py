@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparkgpt.errors import UserError
+from sparkgpt.ops.cpu_attention import tiled_attention
 from sparkgpt.ops.varlen import HEAD_DIMS, varlen_forward
 
 
@@ -40,15 +41,18 @@ def choose_backend(
 ) -> str:
     """Resolve 'auto' for a device; UserError when the wanted back end cannot run there.
 
-    On CUDA the first of: our kernels, where `triton` and `head_dim` (None: any) allow; flash-attn;
-    torch's own.
+    On a CPU our tiles. On CUDA the first of: our kernels, where `triton` and `head_dim` (None: any)
+    allow; flash-attn; torch's own.
     """
     if device.type == "cpu":
         if wanted in ("triton", "flash-attn", "varlen"):
             raise UserError(
-                f"--attention-backend {wanted} needs a CUDA device; use auto or sdpa on a CPU"
+                f"--attention-backend {wanted} needs a CUDA device; use auto, tiles or sdpa "
+                "on a CPU"
             )
-        return "sdpa-expanded" if wanted == "auto" else wanted
+        return "tiles" if wanted == "auto" else wanted
+    if wanted == "tiles":
+        raise UserError("--attention-backend tiles is for a CPU; use auto")
     has_flash = importlib.util.find_spec("flash_attn") is not None
     if wanted == "flash-attn" and not has_flash:
         raise UserError(
@@ -143,11 +147,16 @@ def _varlen_attn(q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen):
     )
 
 
+def _tiles(q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen):
+    return tiled_attention(q_TNH, k_TKH, v_TKH, cu_seqlens_S)
+
+
 def _triton(q_TNH, k_TKH, v_TKH, cu_seqlens_S, max_seqlen, configs):
     return varlen_forward(q_TNH, k_TKH, v_TKH, cu_seqlens_S, configs)[0]
 
 
 BACKENDS = {
+    "tiles": _tiles,
     "sdpa": _per_document(_sdpa),
     "sdpa-expanded": _per_document(_sdpa_expanded),
     "sdpa-view": _per_document(_sdpa_view),

@@ -1,7 +1,7 @@
 """Query and key heads normed (RMSNorm) and rotated (RoPE) straight from the qkv buffer.
 
 Shapes: T packed positions, N query heads, K key/value heads, A = N + 2K rows of a position in the
-order q, k, v, H head dimension.
+order q, k, v, B = N + K of them normed and rotated, H head dimension.
 """
 
 import torch
@@ -58,9 +58,7 @@ def qk_rope_forward(
         from sparkgpt.ops.kernels import qk_rope as kernels
 
         return kernels.forward(qkv_TAH, q_gain_H, k_gain_H, cos_TH, sin_TH, kv_heads, eps)
-    q_TNH, k_TKH, _ = split_heads(qkv_TAH, kv_heads)
-    q_TNH = norm_rope(q_TNH, q_gain_H, cos_TH, sin_TH, eps)
-    return q_TNH, norm_rope(k_TKH, k_gain_H, cos_TH, sin_TH, eps)
+    return reference(qkv_TAH, q_gain_H, k_gain_H, cos_TH, sin_TH, kv_heads, eps)
 
 
 @qk_rope_forward.register_fake
@@ -88,10 +86,8 @@ def qk_rope_backward(
 
         tables = (q_gain_H, k_gain_H, cos_TH, sin_TH)
         return kernels.backward(dq_TNH, dk_TKH, dv_TKH, qkv_TAH, *tables, eps)
-    q_TNH, k_TKH, _ = split_heads(qkv_TAH, dk_TKH.shape[1])
-    dq_TNH, dq_gain_H = norm_rope_backward(dq_TNH, q_TNH, q_gain_H, cos_TH, sin_TH, eps)
-    dk_TKH, dk_gain_H = norm_rope_backward(dk_TKH, k_TKH, k_gain_H, cos_TH, sin_TH, eps)
-    return torch.cat((dq_TNH, dk_TKH, dv_TKH), 1), dq_gain_H, dk_gain_H
+    tables = (q_gain_H, k_gain_H, cos_TH, sin_TH)
+    return reference_backward(dq_TNH, dk_TKH, dv_TKH, qkv_TAH, *tables, eps)
 
 
 @qk_rope_backward.register_fake
@@ -104,36 +100,65 @@ def split_heads(qkv_TAH: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]
     return qkv_TAH.split((qkv_TAH.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
 
 
-def norm_rope(x_TNH: Tensor, gain_H: Tensor, cos_TH: Tensor, sin_TH: Tensor, eps: float) -> Tensor:
-    """The reference: x / rms(x) times the gain, rotated, in float32 at least; in x's dtype."""
-    normed_TNH, _ = _normed(x_TNH, eps)
-    scaled_TNH = normed_TNH * gain_H
-    low, high = scaled_TNH.chunk(2, -1)
-    cos_T1H, sin_T1H = (table_TH.to(scaled_TNH.dtype)[:, None] for table_TH in (cos_TH, sin_TH))
-    turned_TNH = scaled_TNH * cos_T1H + torch.cat((-high, low), -1) * sin_T1H
-    return turned_TNH.to(x_TNH.dtype)
-
-
-def norm_rope_backward(
-    grad_TNH: Tensor, x_TNH: Tensor, gain_H: Tensor, cos_TH: Tensor, sin_TH: Tensor, eps: float
+def reference(
+    qkv_TAH: Tensor,
+    q_gain_H: Tensor,
+    k_gain_H: Tensor,
+    cos_TH: Tensor,
+    sin_TH: Tensor,
+    kv_heads: int,
+    eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of x, in its dtype, and of the gain, in the gain's.
+    """`qk_rope_forward` in few passes, in float32 at least."""
+    normed_TBH, _ = _normed(qkv_TAH[:, :-kv_heads], eps)
+    gain_BH = _gains(q_gain_H, k_gain_H, normed_TBH.shape[1] - kv_heads, kv_heads)
+    low, high = normed_TBH.mul_(gain_BH).chunk(2, -1)
+    pairs = torch.complex(low, high).mul_(_turn(cos_TH, sin_TH, low))
+    parts = (pairs[:, :-kv_heads], pairs[:, -kv_heads:])
+    return tuple(torch.cat((x.real, x.imag), -1).to(qkv_TAH.dtype) for x in parts)
 
-    The rotation's transpose turns back; with n = x s, s = 1 / rms(x), and m the gradient of n,
-    dx = s (m - n mean(m n)).
+
+def reference_backward(
+    dq_TNH: Tensor,
+    dk_TKH: Tensor,
+    dv_TKH: Tensor,
+    qkv_TAH: Tensor,
+    q_gain_H: Tensor,
+    k_gain_H: Tensor,
+    cos_TH: Tensor,
+    sin_TH: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Its gradients. The rotation's transpose turns back; with n = x s, s = 1 / rms(x), and m the
+    gradient of n, dx = s (m - n mean(m n)).
     """
-    normed_TNH, scale_TN1 = _normed(x_TNH, eps)
-    cos_T1H, sin_T1H = (table_TH.to(normed_TNH.dtype)[:, None] for table_TH in (cos_TH, sin_TH))
-    grad_TNH = grad_TNH.to(normed_TNH.dtype)
-    low, high = (grad_TNH * sin_T1H).chunk(2, -1)
-    turned_TNH = grad_TNH * cos_T1H + torch.cat((high, -low), -1)
-    dgain_H = (turned_TNH * normed_TNH).sum((0, 1)).to(gain_H.dtype)
-    turned_TNH = turned_TNH * gain_H
-    along_TN1 = (turned_TNH * normed_TNH).mean(-1, keepdim=True)
-    return ((turned_TNH - normed_TNH * along_TN1) * scale_TN1).to(x_TNH.dtype), dgain_H
+    heads, kv_heads = dq_TNH.shape[1], dk_TKH.shape[1]
+    normed_TBH, scale_TB1 = _normed(qkv_TAH[:, :-kv_heads], eps)
+    grad_TAH = torch.cat((dq_TNH, dk_TKH, dv_TKH), 1)
+    low, high = grad_TAH[:, :-kv_heads].to(normed_TBH.dtype).chunk(2, -1)
+    pairs = torch.complex(low, high).mul_(_turn(cos_TH, -sin_TH, low))
+    turned_TBH = torch.cat((pairs.real, pairs.imag), -1)
+    dgain_BH = (turned_TBH * normed_TBH).sum(0)
+    dgains = (part_BH.sum(0) for part_BH in dgain_BH.split((heads, kv_heads)))
+    turned_TBH.mul_(_gains(q_gain_H, k_gain_H, heads, kv_heads))
+    along_TB1 = torch.linalg.vecdot(turned_TBH, normed_TBH)[..., None] / -turned_TBH.shape[-1]
+    turned_TBH.addcmul_(normed_TBH, along_TB1)
+    torch.mul(turned_TBH, scale_TB1, out=grad_TAH[:, :-kv_heads])
+    return grad_TAH, *(dgain_H.to(q_gain_H.dtype) for dgain_H in dgains)
 
 
-def _normed(x_TNH: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    x_TNH = x_TNH.to(torch.promote_types(x_TNH.dtype, torch.float32))
-    scale_TN1 = torch.rsqrt(x_TNH.square().mean(-1, keepdim=True) + eps)
-    return x_TNH * scale_TN1, scale_TN1
+def _normed(x_TBH: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    x_TBH = x_TBH.to(torch.promote_types(x_TBH.dtype, torch.float32))
+    norm_TB1 = torch.linalg.vector_norm(x_TBH, dim=-1, keepdim=True)
+    scale_TB1 = norm_TB1.square_().div_(x_TBH.shape[-1]).add_(eps).rsqrt_()
+    return x_TBH * scale_TB1, scale_TB1
+
+
+def _gains(q_gain_H: Tensor, k_gain_H: Tensor, heads: int, kv_heads: int) -> Tensor:
+    return torch.stack([q_gain_H] * heads + [k_gain_H] * kv_heads)
+
+
+def _turn(cos_TH: Tensor, sin_TH: Tensor, like_TBh: Tensor) -> Tensor:
+    """The rotation as complex numbers (T, 1, H / 2) for the pairs (h, h + H / 2)."""
+    half = like_TBh.shape[-1]
+    return torch.complex(*(x_TH[:, None, :half].to(like_TBh.dtype) for x_TH in (cos_TH, sin_TH)))

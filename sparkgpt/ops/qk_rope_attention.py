@@ -10,9 +10,8 @@ order q, k, v, H head dimension, S = segments + 1 entries of `cu_seqlens`.
 import torch
 from torch import Tensor
 
+from sparkgpt.ops import qk_rope, varlen
 from sparkgpt.ops.kernels.specimen import config_of
-from sparkgpt.ops.qk_rope import norm_rope, norm_rope_backward, split_heads
-from sparkgpt.ops.varlen import reference, reference_backward
 
 
 def qk_rope_attention(
@@ -48,19 +47,19 @@ def fused_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The output and, for the backward alone, the softmax's (N, T) and q and k as attention saw
     them."""
-    q_TNH, k_TKH, v_TKH = split_heads(qkv_TAH, kv_heads)
-    q_TNH = norm_rope(q_TNH, q_gain_H, cos_TH, sin_TH, eps)
-    k_TKH = norm_rope(k_TKH, k_gain_H, cos_TH, sin_TH, eps)
-    return *reference(q_TNH, k_TKH, v_TKH, cu_seqlens_S), q_TNH, k_TKH
+    tables = (q_gain_H, k_gain_H, cos_TH, sin_TH)
+    q_TNH, k_TKH = qk_rope.reference(qkv_TAH, *tables, kv_heads, eps)
+    v_TKH = qkv_TAH[:, -kv_heads:]
+    return *varlen.reference(q_TNH, k_TKH, v_TKH, cu_seqlens_S), q_TNH, k_TKH
 
 
 @fused_forward.register_kernel("cuda")
 def _(qkv_TAH, q_gain_H, k_gain_H, cos_TH, sin_TH, cu_seqlens_S, kv_heads, eps, configs=""):
-    from sparkgpt.ops.kernels import attention, qk_rope
+    from sparkgpt.ops.kernels import attention
+    from sparkgpt.ops.kernels.qk_rope import forward
 
-    tables = (q_gain_H, k_gain_H, cos_TH, sin_TH)
-    q_TNH, k_TKH = qk_rope.forward(qkv_TAH, *tables, kv_heads, eps)
-    v_TKH = split_heads(qkv_TAH, kv_heads)[2]
+    q_TNH, k_TKH = forward(qkv_TAH, q_gain_H, k_gain_H, cos_TH, sin_TH, kv_heads, eps)
+    v_TKH = qk_rope.split_heads(qkv_TAH, kv_heads)[2]
     config = config_of(configs, "forward")
     return *attention.forward(q_TNH, k_TKH, v_TKH, cu_seqlens_S, config), q_TNH, k_TKH
 
@@ -68,7 +67,7 @@ def _(qkv_TAH, q_gain_H, k_gain_H, cos_TH, sin_TH, cu_seqlens_S, kv_heads, eps, 
 @fused_forward.register_fake
 def _(qkv_TAH, q_gain_H, k_gain_H, cos_TH, sin_TH, cu_seqlens_S, kv_heads, eps, configs=""):
     tokens, rows, head_dim = qkv_TAH.shape
-    q_TNH, k_TKH, _ = split_heads(qkv_TAH, kv_heads)
+    q_TNH, k_TKH, _ = qk_rope.split_heads(qkv_TAH, kv_heads)
     wide = torch.promote_types(qkv_TAH.dtype, torch.float32)
     lse_NT = qkv_TAH.new_empty(rows - 2 * kv_heads, tokens, dtype=wide)
     return q_TNH.new_empty(q_TNH.shape), lse_NT, *(x.new_empty(x.shape) for x in (q_TNH, k_TKH))
@@ -93,13 +92,10 @@ def fused_backward(
     configs: str = "",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of qkv (T, A, H) and of the two gains (H,)."""
-    gains, tables = (q_gain_H, k_gain_H), (cos_TH, sin_TH)
-    raw_q_TNH, raw_k_TKH, v_TKH = split_heads(qkv_TAH, k_TKH.shape[1])
-    saved = (q_TNH, k_TKH, v_TKH, out_TNH, lse_NT)
-    dq_TNH, dk_TKH, dv_TKH = reference_backward(dout_TNH, *saved, cu_seqlens_S)
-    dq_TNH, dq_gain_H = norm_rope_backward(dq_TNH, raw_q_TNH, gains[0], *tables, eps)
-    dk_TKH, dk_gain_H = norm_rope_backward(dk_TKH, raw_k_TKH, gains[1], *tables, eps)
-    return torch.cat((dq_TNH, dk_TKH, dv_TKH), 1), dq_gain_H, dk_gain_H
+    saved = (q_TNH, k_TKH, qkv_TAH[:, -k_TKH.shape[1] :], out_TNH, lse_NT)
+    grads = varlen.reference_backward(dout_TNH, *saved, cu_seqlens_S)
+    tables = (q_gain_H, k_gain_H, cos_TH, sin_TH)
+    return qk_rope.reference_backward(*grads, qkv_TAH, *tables, eps)
 
 
 @fused_backward.register_kernel("cuda")

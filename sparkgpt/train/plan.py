@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from sparkgpt.config import FREE, ModelConfig, TrainConfig
 from sparkgpt.data.cache import ByteCache, open_documents
@@ -13,6 +14,7 @@ from sparkgpt.data.stream import (
     empty_window,
     validation_windows,
 )
+from sparkgpt.data.verification import Verification
 from sparkgpt.errors import UserError
 from sparkgpt.fingerprint import code_digest
 from sparkgpt.fingerprint import fingerprint as digest_of
@@ -33,6 +35,7 @@ class Plan:
     val_steps: frozenset[int]  # completed steps after which to validate
     data: dict
     fingerprint: dict
+    verification: Verification  # of the caches; nothing may be saved before it ends well
 
     @property
     def run(self) -> str:
@@ -68,19 +71,25 @@ class Plan:
         return empty_window(self.stream.window_size)
 
 
-def make_plan(model: ModelConfig, train: TrainConfig, world: int) -> Plan:
-    """Open the data and lay out the run. UserError when a document or a limit doesn't fit, or the
-    bytes are not those of the digest that the run is known by."""
+def make_plan(model: ModelConfig, train: TrainConfig, world: int, keep: Path | None = None) -> Plan:
+    """Open the data and lay out the run; plans of large corpora are kept in the folder `keep`.
+
+    UserError when a document or a limit doesn't fit. Whether the bytes are those of the digest
+    that the run is known by, `Plan.verification` finds out meanwhile.
+    """
     limits = {
         "--tokens-per-batch": train.tokens_per_batch,
         "--max-position-embeddings": model.max_position_embeddings,
     }
     cache = open_documents(train.train_path)
-    cache.verify()
     check_lengths(cache, limits)
     _check_epochs(cache, train)
     stream = WindowStream(
-        cache, window=train.tokens_per_batch, buffer=train.pack_buffer, seed=train.order_seed
+        cache,
+        window=train.tokens_per_batch,
+        buffer=train.pack_buffer,
+        seed=train.order_seed,
+        keep=keep,
     )
     windows = stream.windows_for(train.target_tokens)
     windows_per_step = world * train.accumulate
@@ -105,6 +114,7 @@ def make_plan(model: ModelConfig, train: TrainConfig, world: int) -> Plan:
         validation_steps(train, schedule_steps, steps) if val_windows else frozenset(),
         data,
         fingerprint(model, train, data, world, schedule_steps),
+        Verification([cache, val_cache] if val_cache else [cache]),
     )
 
 
@@ -147,7 +157,6 @@ def _check_epochs(cache: ByteCache, train: TrainConfig) -> None:
 def _validation(cache: ByteCache | None, train: TrainConfig, limits: dict) -> list[Window]:
     if cache is None:
         return []
-    cache.verify()
     check_lengths(cache, limits)
     return validation_windows(cache, train.tokens_per_batch, train.val_tokens)
 

@@ -37,14 +37,18 @@ from sparkgpt.train.plan import Plan, make_plan
 from sparkgpt.train.signals import EXIT_STOPPED
 from sparkgpt.train.state import RunState
 
+# For the hashes of small caches, so that wrong ones leave no trace of a run.
+GRACE_SECONDS = 0.2
+
 
 def run(model_config: ModelConfig, train: TrainConfig, argv: list[str]) -> int:
     """Train as the flags say. Returns 0 when complete, 75 when a signal stopped it at a step.
 
     Raises UserError for whatever the user can put right.
     """
-    if train.threads:
-        torch.set_num_threads(train.threads)
+    # Said even where nothing is asked for: attention on a CPU says it again and again, and a matrix
+    # library that was told may divide its work otherwise than one that chose.
+    torch.set_num_threads(train.threads or torch.get_num_threads())
     with device_for(choose_device(train.device)) as device:
         return _run_on(device, model_config, train, argv)
 
@@ -73,7 +77,7 @@ def _locked_run(
     remove_leftovers(folder)
     if train.publish:
         make_directory(train.publish)  # now, not after hours of training
-    plan = make_plan(model_config, train, ranks.world)
+    plan = make_plan(model_config, train, ranks.world, folder / "plans")
     check_agreement(train, plan, ranks)
     if on_main(lambda: _is_complete(folder, train, plan), ranks):
         return 0
@@ -82,6 +86,7 @@ def _locked_run(
     state, saved = RunState(), set()
     if train.resume:
         state, saved = _resume(folder, train, plan, ranks, model, optimizer)
+    plan.verification.wait(GRACE_SECONDS)
     state.begin_attempt(inexact_values(model, train, ranks))
     trainer = Trainer(model_config, train, plan, ranks, folder, model, optimizer, state, saved)
     if ranks.is_main:
@@ -90,6 +95,7 @@ def _locked_run(
         write_json(folder / "config.json", _config_values(model_config, train, plan))
     if not trainer.loop():
         return EXIT_STOPPED
+    plan.verification.wait()
     if ranks.is_main:
         finish(folder, train, plan, ranks, model, state, origin | {"argv": argv})
         publish(folder, train)

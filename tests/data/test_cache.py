@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import struct
+import threading
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkgpt.data import cache as cache_module
+from sparkgpt.data import store
 from sparkgpt.data.cache import build_cache, main, open_documents, statistics
 from sparkgpt.data.store import ByteCache
+from sparkgpt.data.verification import Verification
 from sparkgpt.errors import UserError
 
 TEXTS = ["first", "", "Käse 奶酪 🙂", "a\u2028b", "x" * 3000]
@@ -90,6 +93,52 @@ def test_verify_finds_a_changed_byte_that_open_cannot_see(jsonl, tmp_path):
     path.write_bytes(b"F" + path.read_bytes()[1:])
     with pytest.raises(UserError, match="holds other bytes than its manifest"):
         ByteCache.open(tmp_path / "c").verify()
+
+
+def test_verification_goes_on_beside_other_work(jsonl, tmp_path, monkeypatch):
+    build_cache(jsonl, tmp_path / "good")
+    build_cache(jsonl, tmp_path / "bad")
+    path = tmp_path / "bad" / "bytes.bin"
+    path.write_bytes(b"F" + path.read_bytes()[1:])
+    good, bad = ByteCache.open(tmp_path / "good"), ByteCache.open(tmp_path / "bad")
+    real, may_go_on = ByteCache.verify, threading.Event()
+    monkeypatch.setattr(ByteCache, "verify", lambda cache: may_go_on.wait(60) and real(cache))
+    passing, failing = Verification([good]), Verification([good, bad])
+    failing.wait(0.01)  # not known yet
+    may_go_on.set()
+    passing.wait()
+    for seconds in (None, 0):
+        with pytest.raises(UserError, match="bad holds other bytes than its manifest"):
+            failing.wait(seconds)
+
+
+def resident(mapped: np.memmap) -> int:
+    """Bytes of a mapped file that count as this process's memory."""
+    name, lines = str(mapped.filename), open("/proc/self/smaps").read().splitlines()
+    (at,) = [i for i, line in enumerate(lines) if line.endswith(name)]
+    return 1024 * int(next(x for x in lines[at:] if x.startswith("Rss:")).split()[1])
+
+
+def test_a_corpus_takes_no_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "BLOCK", 2**12)
+    (tmp_path / "c").mkdir()
+    store.write_cache(tmp_path / "c", [bytes(2**16)] * 256 + [b""] * 2**16, {})
+    cache = ByteCache.open(tmp_path / "c")
+    cache.verify()
+    assert resident(cache.bytes) + resident(cache.offsets) < 2**19
+    assert sum(int(cache.document(i).sum()) for i in range(256)) == 0
+    assert resident(cache.bytes) > 2**23
+    cache.release()
+    assert resident(cache.bytes) + resident(cache.offsets) < 2**19
+
+
+def test_lengths_in_blocks_are_the_lengths(jsonl, monkeypatch):
+    cache = open_documents(jsonl)
+    for block in (1, 2, 5, 100):
+        monkeypatch.setattr(store, "BLOCK", block)
+        firsts, parts = zip(*cache.length_blocks(), strict=True)
+        assert list(firsts) == list(range(0, len(cache), block))
+        assert np.concatenate(parts).tolist() == cache.lengths.tolist()
 
 
 def test_offsets_that_fall_are_refused(jsonl, tmp_path):

@@ -132,7 +132,7 @@ def test_only_the_plans_of_neighbouring_epochs_are_kept(corpus):
     stream = stream_of(corpus)
     for index in range(400):
         stream.window(index)
-    assert len(stream._plans) <= 2
+    assert len(stream._epochs._plans) <= 2
 
 
 def test_windows_for_a_target_counts_real_tokens(corpus):

@@ -1,7 +1,7 @@
 """Faults of the data path: over-long documents, segments, odd JSONL, texts of special tokens."""
 
 import json
-from types import SimpleNamespace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sparkgpt.data.cache import open_documents
 from sparkgpt.data.prepare import main as prepare
+from sparkgpt.data.store import ByteCache
 from sparkgpt.data.stream import WindowStream, empty_window, make_window, validation_windows
 from sparkgpt.errors import UserError
 
@@ -20,13 +21,10 @@ LIMIT = 63  # bytes, so that a document fills a window of 64 positions at most
 
 
 def documents(contents):
-    """What the stream needs of a cache, in memory."""
-    return SimpleNamespace(
-        path="memory",
-        lengths=np.array([len(c) for c in contents], np.int64),
-        document=lambda i: np.frombuffer(contents[i], np.uint8),
-        __len__=lambda: len(contents),
-    )
+    """A cache of these documents, in memory."""
+    offsets = np.concatenate(([0], np.cumsum([len(c) for c in contents]))).astype(np.int64)
+    content = np.frombuffer(b"".join(contents), np.uint8)
+    return ByteCache(Path("memory"), content, offsets, {"digest": ""})
 
 
 def write(path, texts):

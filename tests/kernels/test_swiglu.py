@@ -173,7 +173,8 @@ OPERATIONS = {
     "swiglu_hidden": lambda x, up, down, ends, grad: (x, up, ends),
     "swiglu_down": lambda x, up, down, ends, grad: (grad[:, : down.shape[2]], down, ends),
     "swiglu_hidden_backward": lambda x, up, down, ends, grad: (
-        grad[:, : up.shape[1] // 2], grad[:, : up.shape[1]], x, up, ends,
+        grad[:, : up.shape[1] // 2], grad[:, : up.shape[1]].unflatten(1, (2, -1)).movedim(1, 0),
+        x, up, ends,
     ),
     "swiglu_down_backward": lambda x, up, down, ends, grad: (
         x, grad[:, : down.shape[2]], down, ends,

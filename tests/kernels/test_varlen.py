@@ -14,8 +14,8 @@ from sparkgpt.loss import cross_entropy_sum
 from sparkgpt.ops import qk_rope_attention as fused_ops
 from sparkgpt.ops import tuning, varlen
 from sparkgpt.ops.attention import choose_backend, varlen_attention
-from sparkgpt.ops.qk_rope import norm_rope
-from sparkgpt.ops.rope import rope_tables
+from sparkgpt.ops.norm import rms_norm
+from sparkgpt.ops.rope import apply_rope, rope_tables
 
 family = interpreted("attention")
 family_backward = family.attention_backward
@@ -145,13 +145,20 @@ def fused_inputs(case, dtype, seed=0):
     return (qkv.to(dtype), *gains, *tables, ends_of(lengths), kv_heads, EPS), dout
 
 
+def normed_turned(x, gain, cos, sin):
+    """RMSNorm and RoPE in float32 at least, rounded once."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    normed = rms_norm(x.to(wide), gain.to(wide), EPS)
+    return apply_rope(normed, cos.to(wide), sin.to(wide)).to(x.dtype)
+
+
 def fused_plain(values, dout, dtype):
     """By autograd in `dtype`: output, and gradients of qkv and both gains."""
-    *tensors, ends, kv_heads, eps = values
+    *tensors, ends, kv_heads, _ = values
     leaves = [x.to(dtype).requires_grad_() for x in tensors[:3]]
     tables = [x.to(dtype) for x in tensors[3:]]
     q, k, v = leaves[0].split((leaves[0].shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
-    q, k = norm_rope(q, leaves[1], *tables, eps), norm_rope(k, leaves[2], *tables, eps)
+    q, k = (normed_turned(x, gain, *tables) for x, gain in ((q, leaves[1]), (k, leaves[2])))
     out = varlen_attention(q, k, v, ends, 0, "sdpa-expanded")
     return [x.detach() for x in (out, *torch.autograd.grad(out, leaves, dout.to(dtype)))]
 
@@ -173,7 +180,7 @@ def test_norm_and_rope_in_the_backward_s_epilogues(case, dtype):
 def fused_by_kernels(values, dout):
     """As `fused_plain`."""
     qkv, *gains, cos, sin, ends, kv_heads, eps = values
-    v = fused_ops.split_heads(qkv, kv_heads)[2]
+    v = qkv[:, -kv_heads:]
     q, k = norm_and_rope.forward(qkv, *gains, cos, sin, kv_heads, eps)
     out, lse = family.forward(q, k, v, ends)
     saved = (qkv, q, k, out, lse, gains, (cos, sin), ends, eps)

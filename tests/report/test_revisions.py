@@ -102,7 +102,7 @@ def test_it_is_a_records_folder(compared):
 
 
 def test_another_stream_is_refused_before_any_training(project):
-    restore = replace(project, "sparkgpt/data/packing.py", "ALGORITHM = 1", "ALGORITHM = 2")
+    restore = replace(project, "sparkgpt/data/packing.py", "ALGORITHM = 2", "ALGORITHM = 3")
     done = compare(project, "--base", "HEAD", "dense", "--flags", SIZE, "--out", "other")
     restore()
     assert done.returncode == 2

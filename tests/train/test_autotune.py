@@ -22,7 +22,7 @@ def record(tmp_path_factory):
 def test_winner_has_the_bits_of_the_reference(record):
     for choice in read_json(record)["choices"].values():
         winner = choice["candidates"][choice["winner"]]
-        assert winner["bit_identical"] and choice["reference"] == "sdpa-expanded"
+        assert winner["bit_identical"] and choice["reference"] == "tiles"
         equal = [c for c in choice["candidates"].values() if c["bit_identical"]]
         assert winner["median_ms"] == min(c["median_ms"] for c in equal)
 

@@ -3,12 +3,14 @@
 import json
 import os
 import shutil
+import time
 
 import pytest
 from helpers.runs import flags, weights
 
 from sparkgpt.cli import main as cli
 from sparkgpt.data.cache import build_cache
+from sparkgpt.data.store import ByteCache
 from sparkgpt.train.__main__ import main as train
 
 SHORT = ("--no-hf-export", "--save-every", "4", "--max-train-steps", "8")
@@ -34,6 +36,34 @@ def test_a_byte_changed_in_a_cache_is_refused(tmp_path, capsys, split):
     assert cli(["train", *arguments, "--resume", "--max-train-steps", "12"]) == 2
     said = capsys.readouterr().err
     assert f"{split}.cache holds other bytes than its manifest says" in said
+
+
+@pytest.mark.parametrize("saves", ["4", "0"])
+def test_a_byte_that_is_found_late_leaves_no_checkpoint_and_no_record(
+    tmp_path, capsys, monkeypatch, saves
+):
+    """As of a corpus so large that its hash takes until after the first steps."""
+    arguments = [*flags(tmp_path, "run-s0", *SHORT), "--train-path", str(tmp_path / "train.cache")]
+    build_cache(tmp_path / "train.jsonl", tmp_path / "train.cache")
+    flip(tmp_path / "train.cache" / "bytes.bin", 50)
+    run = tmp_path / "runs" / "run-s0"
+    real = ByteCache.verify
+
+    def trained():
+        return (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size > 0
+
+    def late(cache):
+        deadline = time.monotonic() + 60
+        while not trained() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        real(cache)
+
+    monkeypatch.setattr(ByteCache, "verify", late)
+    assert cli(["train", *arguments, "--save-every", saves]) == 2
+    assert "holds other bytes than its manifest says" in capsys.readouterr().err
+    assert trained()
+    left = {path.name for path in run.iterdir() if "lock" not in path.name}
+    assert left == {"config.json", "metrics.jsonl"}
 
 
 def test_weights_that_the_record_does_not_name_are_made_again(tmp_path, capsys):
