@@ -14,7 +14,7 @@ from pathlib import Path
 from sparkgpt.bench.shapes import DEFAULT, Settings, chunk_of
 from sparkgpt.config import MOST_THREADS, ModelConfig, flag_name
 from sparkgpt.errors import UserError
-from sparkgpt.files import make_directory, write_json
+from sparkgpt.files import make_directory, read_json, write_json
 from sparkgpt.flags import Parser
 
 SCHEMA = 1
@@ -27,6 +27,8 @@ def main(argv: list[str]) -> int:
     transformers'; an aim that is not met is no failure."""
     parser = _parser()
     args = parser.parse_args(argv)
+    if args.show:
+        return show(args.show)
     sections, sizes = _sections(args.only), _sizes(args.sizes)
     if args.documents < 1:
         parser.error(f"--documents {args.documents}: must be at least 1")
@@ -55,6 +57,17 @@ def main(argv: list[str]) -> int:
         print(table(record, sections))
     if args.out:
         write_json(args.out, record)
+    return 0
+
+
+def show(path: str) -> int:
+    """Print the table of a record. UserError when it is none, or one of results that disagreed."""
+    from sparkgpt.bench.aims import table
+
+    record = read_json(path)
+    if record.get("schema") != SCHEMA or not record.get("agreed", True):
+        raise UserError(f"{path} is no record of `sparkgpt bench` with figures; make one by --out")
+    print(table(record, [section for section in SECTIONS if section in record]))
     return 0
 
 
@@ -145,6 +158,7 @@ def _parser() -> Parser:
                         help="documents at which opening and resuming are measured")  # fmt: skip
     parser.add_argument("--only", default=",".join(SECTIONS), metavar="LIST", help="sections")
     parser.add_argument("--out", default="", metavar="FILE", help="write the record there")
+    parser.add_argument("--show", metavar="FILE", help="print the table of a record, and no more")
     parser.add_argument("--json", action="store_true", help="print the record as one JSON object")
     return parser
 

@@ -19,7 +19,7 @@ NOTHING = {
 FORMULA = (
     "peak_rss_ratio = (peak RSS - peak RSS of the same program on a model of nothing) / "
     "(weights 4P + gradients 4P + moments 4 per Muon's and 8 per AdamW's parameter + "
-    "saved activations 4 T (L (3D + 3Q + 3K + 3F) + 3D + 2H + 3V) + window 24 T), "
+    "saved activations 4 T (L (3D + 3Q + 3K + 3F) + 2D + 2H + 3V) + window 24 T), "
     "norms, RoPE and SiLU computed again in the backward"
 )
 

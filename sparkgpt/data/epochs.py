@@ -26,7 +26,10 @@ class Epochs:
         self, cache: ByteCache, window: int, buffer: int, seed: int, key: str, keep: Path | None
     ):
         self._cache, self._arguments = cache, (window, buffer, seed)
-        self._files = PlanFiles(keep, key) if keep and len(cache) >= KEEP_FROM else None
+        self._files = None
+        if keep and len(cache) >= KEEP_FROM:
+            # With the lengths as they are: whether they are right may not be known yet.
+            self._files = PlanFiles(keep, f"{key} {cache.length_digest().hex()}")
         self._lock = threading.RLock()
         self._last: int | None = None  # the target's epoch: held until the end
         kept = self._files.load() if self._files else {}

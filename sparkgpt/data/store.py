@@ -89,18 +89,23 @@ class ByteCache:
         _release(self.bytes)
         _release(self.offsets)
 
+    def length_digest(self) -> bytes:
+        """sha256 of the lengths as they are read now, in bounded memory."""
+        digest = hashlib.sha256()
+        for _, lengths in self.length_blocks():
+            digest.update(lengths.astype(OFFSET))
+        return digest.digest()
+
     def verify(self) -> None:
         """Hash the content again, in bounded memory, beside other threads.
 
         Raises UserError when it is not what was written.
         """
-        length_hash, byte_hash = hashlib.sha256(), hashlib.sha256()
-        for _, lengths in self.length_blocks():
-            length_hash.update(lengths.astype(OFFSET))
+        byte_hash = hashlib.sha256()
         for first in range(0, len(self.bytes), 16 * BLOCK):
             byte_hash.update(self.bytes[first : first + 16 * BLOCK])
             _release(self.bytes)
-        if _digest(length_hash, byte_hash) != self.digest:
+        if _digest(self.length_digest(), byte_hash.digest()) != self.digest:
             raise UserError(f"{self.path} holds other bytes than its manifest says; {AGAIN}")
 
 
@@ -129,13 +134,14 @@ def write_cache(folder: Path, documents: Iterable[bytes], source: dict) -> int:
             byte_hash.update(document)
             length_hash.update(len(document).to_bytes(OFFSET.itemsize, "little"))
     if count:
-        totals = {"documents": count, "bytes": total, "digest": _digest(length_hash, byte_hash)}
+        digest = _digest(length_hash.digest(), byte_hash.digest())
+        totals = {"documents": count, "bytes": total, "digest": digest}
         write_json(folder / "manifest.json", {"format": FORMAT, **totals, "source": source})
     return count
 
 
-def _digest(length_hash, byte_hash) -> str:
-    return hashlib.sha256(length_hash.digest() + byte_hash.digest()).hexdigest()
+def _digest(length_digest: bytes, byte_digest: bytes) -> str:
+    return hashlib.sha256(length_digest + byte_digest).hexdigest()
 
 
 def _release(mapped: np.ndarray) -> None:

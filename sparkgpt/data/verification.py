@@ -26,6 +26,11 @@ class Verification:
         except BaseException as error:
             self._error = error
 
+    def failure(self) -> str | None:
+        """What is wrong with a cache, once all were hashed; None when nothing is."""
+        self._thread.join()
+        return None if self._error is None else str(self._error)
+
     def wait(self, seconds: float | None = None) -> None:
         """Return once every cache is known to be what its manifest says, or after `seconds`.
 

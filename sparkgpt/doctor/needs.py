@@ -8,9 +8,11 @@ from sparkgpt.config import ModelConfig, TrainConfig
 from sparkgpt.vocab import VOCAB_SIZE
 
 MIB = 2**20
-# Resident before the first tensor. The CPU's was measured (torch 2.13: 345-350 MiB), the CUDA
-# context's is an estimate.
-PROGRAM = {"cpu": 350 * MIB, "cuda": 1536 * MIB}
+# Beside the tensors of a trainer. The CPU's follows from measured ones (torch 2.13), the
+# CUDA context's is an estimate.
+PROGRAM = {"cpu": 430 * MIB, "cuda": 1536 * MIB}
+# Of what comes and goes in a step, for gaps in the allocator's memory; from those trainers.
+SLACK = {"cpu": 1.25, "cuda": 1.0}
 HOST_WITH_CUDA = 4096 * MIB  # host memory of a trainer on a device with memory of its own; estimate
 CHECK = 800 * MIB  # one check-export and the library that it starts, measured; plus the weights
 FLOOR = 1024 * MIB  # left to the system and to Snakemake
@@ -21,29 +23,28 @@ DATA_FLOOR = 64 * MIB  # a corpus smaller than this isn't worth a formula
 def saved_elements(model: ModelConfig, compiled: bool) -> float:
     """Elements per position that the forward keeps for the backward.
 
-    Eager, a layer keeps 6D + 7Q + 3K and 4F (dense) or 4kF + 2kD + 8k + 2E (sparse), counted with
-    torch's saved-tensor hooks. Compiled, norms, RoPE and SiLU are taken to be computed again:
-    3D + 3Q + 3K and 3F or 3kF + 2kD; that is an estimate. The head keeps 3D + 2H + 3V.
+    A layer keeps 4D + 3Q + 3K and 3F (dense) or 3kF + 2kD + 8k + E (sparse), counted with torch's
+    saved-tensor hooks on a CPU as it trains by default. Compiled, norms are taken to be computed
+    again: 3D, and no 8k + E; that is an estimate. The head keeps 2D + 2H, and 3V in passing.
     """
     width, k = model.model_dim, model.num_experts_per_tok
-    queries, keys = model.attention_heads * model.head_dim, model.kv_heads * model.head_dim
+    heads = model.attention_heads + model.kv_heads
     sparse = len(model.sparse_layers)
     dense = model.model_layers - sparse
-    each, times = (3 * width + 3 * queries, 3) if compiled else (6 * width + 7 * queries, 4)
-    routed = times * k * model.moe_intermediate_size + 2 * k * width
+    routed = 3 * k * model.moe_intermediate_size + 2 * k * width
     if not compiled:
-        routed += 8 * k + 2 * model.num_experts
-    layers = model.model_layers * (each + 3 * keys)
-    layers += dense * times * model.intermediate_size + sparse * routed
-    return layers + 3 * width + 2 * model.head_dim + 3 * VOCAB_SIZE
+        routed += 8 * k + model.num_experts
+    layers = model.model_layers * ((3 if compiled else 4) * width + 3 * heads * model.head_dim)
+    layers += dense * 3 * model.intermediate_size + sparse * routed
+    return layers + 2 * width + 2 * model.head_dim + 3 * VOCAB_SIZE
 
 
 def memory_need(model: ModelConfig, train: TrainConfig, total: int, device: str) -> int:
     """Peak bytes of a trainer of `total` parameters on 'cpu' or 'cuda'.
 
     Weights and gradients 8P, optimizer state 4 (Muon) or 8 (AdamW) per parameter, bfloat16 copies
-    2P on CUDA, and the larger of what the backward needs (all that is saved, and as much again
-    as one layer saves, for its gradients) and what the update holds for a moment.
+    2P on CUDA, and the larger of what the backward needs (all that is saved, as much again as one
+    layer saves, for its gradients, and SLACK) and what the update holds for a moment.
     """
     from sparkgpt.model.cost import hidden_parameters
 
@@ -56,6 +57,7 @@ def memory_need(model: ModelConfig, train: TrainConfig, total: int, device: str)
     windows = train.accumulate if model.sparse_layers else 1
     layer = saved_elements(model, compiled) / model.model_layers
     elements = (saved_elements(model, compiled) * windows + layer) * train.tokens_per_batch
+    elements *= SLACK[device]
     update = 8 * muon + 4 * (total - muon)
     return int(PROGRAM[device] + fixed + max(elements * (2 if cuda else 4), update))
 

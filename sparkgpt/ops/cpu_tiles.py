@@ -7,6 +7,7 @@ H head dimension, P positions of a tile's queries, R = P * G.
 
 import math
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -53,18 +54,25 @@ class Cut:
         self.groups = q_TNH.shape[1] // kv_heads
         self.positions = min(POSITIONS, max(16, ROWS // self.groups))
         self.keys = KEYS // self.positions * self.positions
-        strips, start = [], 0
-        for length in lengths:
-            for turn, bounds in enumerate(self._bounds(length)):
-                part = [start + bound for bound in bounds]
-                strips += [Strip(head, start, *part, turn) for head in range(kv_heads)]
-            start += length
-        self.strips = sorted(strips, key=lambda strip: -strip.scores)
-        scores = sum(strip.scores for strip in strips) * self.groups
-        self.threads = min(torch.get_num_threads(), len(strips), 1 + scores // ALONE)
+        starts = accumulate(lengths, initial=0)
+        # The longest first; a document's strips in turn, whose gradients wait for one another.
+        documents = sorted(zip(lengths, starts, strict=False), key=lambda one: -self._strip(one[0]))
+        self.strips = [
+            Strip(head, start, start + first, start + end, turn)
+            for length, start in documents
+            for turn, (first, end) in enumerate(self._bounds(length))
+            for head in range(kv_heads)
+        ]
+        scores = sum(strip.scores for strip in self.strips) * self.groups
+        self.threads = min(torch.get_num_threads(), len(self.strips), 1 + scores // ALONE)
         longest = max(lengths)
         self.highest, self.widest = min(self.positions, longest), min(self.keys, longest)
         self.dtype = q_TNH.dtype
+
+    @staticmethod
+    def _strip(length: int) -> float:
+        """Scores of each of a document's strips, about."""
+        return length**2 / math.ceil(length / STRIP)
 
     def _bounds(self, length: int) -> list[tuple[int, int]]:
         """First and end query of a document's strips: tiles in full, scores about equal."""

@@ -38,9 +38,10 @@ class _RMSNorm(torch.autograd.Function):
         return normed_TD * gain_D
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx, grad_TD: Tensor):
         normed_TD, scale_T1, gain_D = ctx.saved_tensors
-        dgain_D = (grad_TD * normed_TD).flatten(0, -2).sum(0)
+        dgain_D = (grad_TD * normed_TD).reshape(-1, len(gain_D)).sum(0)
         dx_TD = grad_TD * gain_D
         along_T1 = torch.linalg.vecdot(dx_TD, normed_TD)[..., None] / -normed_TD.shape[-1]
         return dx_TD.addcmul_(normed_TD, along_T1).mul_(scale_T1), dgain_D, None

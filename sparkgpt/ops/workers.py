@@ -15,16 +15,21 @@ def share_out(work: Callable[[Iterator], None], items: list, threads: int) -> No
     """
     queue = iter(items)  # a list's: threads take from it one after another
     usual = torch.get_num_threads()
-    # Of the whole process, as far as MKL is concerned; a thread that starts meanwhile takes it on.
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(max(1, threads - 1)) as pool:
-            others = [pool.submit(_in_inference_mode, work, queue) for _ in range(threads - 1)]
+            others = [pool.submit(_alone, work, queue) for _ in range(threads - 1)]
             _in_inference_mode(work, queue)
         for other in others:
             other.result()
     finally:
         torch.set_num_threads(usual)
+
+
+def _alone(work: Callable[[Iterator], None], queue: Iterator) -> None:
+    # A number of threads is each thread's own: a new one's is the machine's, not the caller's.
+    torch.set_num_threads(1)
+    _in_inference_mode(work, queue)
 
 
 def _in_inference_mode(work: Callable[[Iterator], None], queue: Iterator) -> None:

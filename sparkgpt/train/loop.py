@@ -190,7 +190,7 @@ class Trainer:
     def save(self, end: str) -> None:
         """Write a resumable checkpoint of this rank and, on rank 0, its Hugging Face twin; older
         ones go once every rank has written its own, with the same weights."""
-        self.plan.verification.wait()
+        self.plan.await_verification(self.ranks)
         state, folder, started = self.state, self.folder, time.monotonic()
         state.mark_attempt(end)
         if self.metrics:

@@ -15,6 +15,7 @@ from sparkgpt.data.stream import (
     validation_windows,
 )
 from sparkgpt.data.verification import Verification
+from sparkgpt.distributed import Ranks, gather_objects
 from sparkgpt.errors import UserError
 from sparkgpt.fingerprint import code_digest
 from sparkgpt.fingerprint import fingerprint as digest_of
@@ -36,6 +37,13 @@ class Plan:
     data: dict
     fingerprint: dict
     verification: Verification  # of the caches; nothing may be saved before it ends well
+
+    def await_verification(self, ranks: Ranks) -> None:
+        """Return once the caches of every rank are known to be what their manifests say; all ranks
+        call it. UserError on all of them when one's is something else."""
+        failures = gather_objects(self.verification.failure(), ranks)
+        if any(failures):
+            raise UserError(next(filter(None, failures)))
 
     @property
     def run(self) -> str:

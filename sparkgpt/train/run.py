@@ -95,7 +95,7 @@ def _locked_run(
         write_json(folder / "config.json", _config_values(model_config, train, plan))
     if not trainer.loop():
         return EXIT_STOPPED
-    plan.verification.wait()
+    plan.await_verification(ranks)
     if ranks.is_main:
         finish(folder, train, plan, ranks, model, state, origin | {"argv": argv})
         publish(folder, train)
@@ -130,6 +130,7 @@ def _is_complete(folder: Path, train: TrainConfig, plan: Plan) -> bool:
     check_fingerprint(folder, read_section(config, "fingerprint"), plan.fingerprint)
     if not adopt(folder, train, plan):
         return False
+    plan.verification.wait()
     print(f"{folder}: already complete", file=sys.stderr)
     publish(folder, train)
     return True

@@ -9,6 +9,7 @@ import pytest
 from sparkgpt import cli
 from sparkgpt.bench import agreement, command, step
 from sparkgpt.bench.aims import AIMS, table
+from sparkgpt.fingerprint import ROOT
 
 TINY = (
     "bench --only step --model-layers 1 --model-dim 32 --attention-heads 2 --kv-heads 1 "
@@ -40,6 +41,32 @@ def test_record_of_a_step(record):
 
 def test_printed_table_is_that_of_the_record(record):
     assert record["printed"] == table(record, ["step"]) + "\n"
+
+
+def test_record_is_shown_again(record, tmp_path, capsys):
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps({name: record[name] for name in record if name != "printed"}))
+    assert cli.main(["bench", "--show", str(path)]) == 0
+    assert capsys.readouterr().out == record["printed"]
+
+
+@pytest.mark.parametrize("other", [{"schema": 2}, {"agreed": False}])
+def test_other_records_are_not_shown(record, other, tmp_path, capsys):
+    path = tmp_path / "record.json"
+    path.write_text(
+        json.dumps({name: record[name] for name in record if name != "printed"} | other)
+    )
+    assert cli.main(["bench", "--show", str(path)]) == 2
+    assert "is no record of `sparkgpt bench`" in capsys.readouterr().err
+
+
+def test_documents_show_the_published_record():
+    published = json.loads((ROOT / "results/bench/cpu.json").read_text())
+    text = (ROOT / "docs/bench.md").read_text()
+    block = text.split("<!-- bench:begin -->\n```\n")[1].split("\n```\n<!-- bench:end -->")[0]
+    assert block == table(published, list(command.SECTIONS)), (
+        "replace it by what `sparkgpt bench --show results/bench/cpu.json` prints"
+    )
 
 
 def test_figures_follow_from_the_samples(record):

@@ -108,7 +108,7 @@ def test_sparse_cache_opens_takes_no_disk_and_is_no_content(tmp_path):
 def test_needed_memory_is_mostly_activations():
     needed = needed_bytes(SETTINGS)
     assert needed["weights"] == needed["gradients"] == 4 * 854_400
-    assert needed["activations"] == 4 * 8192 * (4 * (3 * 128 + 3 * 128 + 3 * 64 + 3 * 384) + 1289)
+    assert needed["activations"] == 4 * 8192 * (4 * (3 * 128 + 3 * 128 + 3 * 64 + 3 * 384) + 1161)
     assert needed["window"] == 24 * 8192
 
 

@@ -142,6 +142,21 @@ def test_plans_of_another_content_or_a_damaged_one_are_made_again(keeping, tmp_p
     assert planned == [0]
 
 
+def test_a_plan_of_damaged_lengths_is_not_taken_once_they_are_repaired(keeping, corpus, tmp_path):
+    make, planned = keeping
+    true = (tmp_path / "c" / "offsets.bin").read_bytes()
+    offsets = np.frombuffer(true, "<i8").copy()
+    offsets[100:120] -= 1  # rising still
+    (tmp_path / "c" / "offsets.bin").write_bytes(offsets.tobytes())
+    wrong = ByteCache.open(tmp_path / "c")
+    Epochs(wrong, 128, 16, 0, "k", tmp_path / "plans").locate(0)
+    (tmp_path / "c" / "offsets.bin").write_bytes(true)
+    planned.clear()
+    repaired = make()
+    assert planned == [0]
+    assert same(repaired.locate(0)[0], PLAN)
+
+
 def test_small_corpora_leave_no_files(corpus, tmp_path):
     Epochs(corpus, 128, 16, 0, "k", tmp_path / "plans").windows_for(10_000)
     assert not (tmp_path / "plans").exists()

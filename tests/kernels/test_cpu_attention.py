@@ -1,5 +1,8 @@
 """Attention on a CPU by tiles: values, gradients, bits, threads."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -164,6 +167,37 @@ def test_strips_hold_each_query_once_and_little_more_than_their_share():
             assert all(end - first <= 2048 for first, end in (*before, last))
         largest = max(strip.scores for strip in cut.strips)
         assert largest <= max(lengths) * 1024 * 0.75
+
+
+def test_a_document_s_strips_are_taken_in_turn():
+    """Or gradients of keys, each as long as the document, would wait for the first strip's."""
+    cut = cpu_tiles.Cut(torch.empty(0, 2, 8), 1, [300, 49_152, 5000, 49_152, 2])
+    for start in {strip.start for strip in cut.strips}:
+        turns = [strip.turn for strip in cut.strips if strip.start == start]
+        assert turns == list(range(len(turns)))
+    assert len(cut.strips) == 2 * 48 + 5 + 2
+    places = [strip.start for strip in cut.strips]
+    assert places == sorted(places, key=places.index)  # one document after the other
+
+
+def test_a_thread_starts_no_threads_of_its_own():
+    """As on a machine of more cores than this may have: a library's default there is its number."""
+    program = """
+import torch
+from sparkgpt.ops.cpu_attention import tiled_attention
+generator = torch.Generator().manual_seed(0)
+lengths = torch.randint(20, 80, (160,), generator=generator)
+ends = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)))
+leaves = [torch.randn(ends[-1], 4, 64, generator=generator, requires_grad=True) for _ in range(3)]
+found = []
+for threads in (1, 4, 3, 4, 3):
+    torch.set_num_threads(threads)
+    out = tiled_attention(*leaves, ends)
+    found.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+assert all(torch.equal(a, b) for one in found[1:] for a, b in zip(one, found[0]))
+"""
+    environment = os.environ | {"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4"}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)
 
 
 def test_an_exception_of_another_thread_is_raised_and_the_threads_are_as_before():

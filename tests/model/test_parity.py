@@ -130,6 +130,17 @@ def test_aux_loss_of_a_balanced_router_is_top_k():
     assert load_balance(prob_sums_LE, counts_LE, 80).item() == pytest.approx(2.0, abs=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(8,), (5, 8), (5, 3, 8)])
+def test_rms_norm_s_own_backward_is_that_of_its_formula(shape):
+    from sparkgpt.ops.norm import rms_norm
+
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    gain = torch.randn(8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, gain: rms_norm(x, gain, 1e-6), (x, gain))
+    exact = torch.nn.functional.rms_norm(x, (8,), gain, 1e-6)
+    torch.testing.assert_close(rms_norm(x, gain, 1e-6), exact, rtol=1e-14, atol=1e-14)
+
+
 def test_bf16_rms_norm_multiplies_after_the_cast():
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 

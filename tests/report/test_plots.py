@@ -5,8 +5,9 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from sparkgpt.errors import UserError
 from sparkgpt.files import write_json
-from sparkgpt.report import compare, plots
+from sparkgpt.report import compare, datasize, plots
 from sparkgpt.report.figures import FIGURES
 from sparkgpt.report.panels import mean_curve
 from sparkgpt.report.theme import DARK, LIGHT, SERIES
@@ -61,6 +62,31 @@ def test_without_experts_and_pairs_the_pictures_say_so(records, tmp_path):
 def test_without_records(tmp_path):
     for svg in draw(tmp_path, tmp_path / "out").values():
         assert b"Not measured" in svg
+
+
+def bench_record(path, sizes):
+    names = ("bytes", *datasize.MEMORY, *datasize.SECONDS)
+    series = [{"gb": size} | {name: size * 1e9 for name in names} for size in sizes]
+    write_json(path, {"data": {"series": series}})
+    return str(path)
+
+
+def test_size_of_data(tmp_path):
+    record = bench_record(tmp_path / "bench.json", (0.1, 1, 10))
+    drawn = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        assert plots.main(["--bench", record, "--out", str(folder)]) == 0
+        drawn.append((folder / "data-size.svg").read_bytes())
+    assert drawn[0] == drawn[1]
+    longer = bench_record(tmp_path / "longer.json", (0.1, 1, 10, 100))
+    plots.main(["--bench", longer, "--out", str(tmp_path)])
+    assert paths((tmp_path / "data-size.svg").read_bytes()) > paths(drawn[0])
+
+
+def test_one_size_of_data_is_no_curve(tmp_path):
+    record = bench_record(tmp_path / "bench.json", (0.1,))
+    with pytest.raises(UserError, match="fewer than two sizes"):
+        plots.main(["--bench", record, "--out", str(tmp_path)])
 
 
 def test_mean_over_the_points_that_all_seeds_have():

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import time
+from types import SimpleNamespace
 
 import pytest
 from helpers.runs import flags, weights
@@ -11,6 +12,8 @@ from helpers.runs import flags, weights
 from sparkgpt.cli import main as cli
 from sparkgpt.data.cache import build_cache
 from sparkgpt.data.store import ByteCache
+from sparkgpt.errors import UserError
+from sparkgpt.train import plan as plan_module
 from sparkgpt.train.__main__ import main as train
 
 SHORT = ("--no-hf-export", "--save-every", "4", "--max-train-steps", "8")
@@ -36,6 +39,16 @@ def test_a_byte_changed_in_a_cache_is_refused(tmp_path, capsys, split):
     assert cli(["train", *arguments, "--resume", "--max-train-steps", "12"]) == 2
     said = capsys.readouterr().err
     assert f"{split}.cache holds other bytes than its manifest says" in said
+    assert cli(["train", *arguments, "--resume"]) == 2  # complete, and yet
+    assert f"{split}.cache holds other bytes than its manifest says" in capsys.readouterr().err
+
+
+def test_other_bytes_of_one_rank_stop_all(monkeypatch):
+    failed = ["of rank 1: b.cache holds other bytes", None]
+    plan = SimpleNamespace(verification=SimpleNamespace(failure=lambda: None))
+    monkeypatch.setattr(plan_module, "gather_objects", lambda value, ranks: [value, *failed])
+    with pytest.raises(UserError, match="of rank 1: b.cache"):
+        plan_module.Plan.await_verification(plan, None)
 
 
 @pytest.mark.parametrize("saves", ["4", "0"])
