@@ -7,7 +7,11 @@ MEMORY = {
     "cache_peak_rss_bytes": "caching",
     "stream_peak_rss_bytes": "opening, planning, reading, hashing",
 }
-SECONDS = {"start_seconds": "start", "plan_seconds": "planning alone", "open_seconds": "opening"}
+SECONDS = {
+    "verify_seconds": "hashing, beside training",
+    "rejoin_seconds": "planning, first window",
+    "open_seconds": "opening",
+}
 
 
 def data_size(figure, record: dict) -> None:
@@ -34,4 +38,4 @@ def data_size(figure, record: dict) -> None:
         axes.minorticks_off()
         axes.legend(fontsize=8)
     memory.set(title="Peak memory of the process", ylabel="MB")
-    seconds.set(title="From opening to the first window", ylabel="seconds")
+    seconds.set(title="A start", ylabel="seconds")

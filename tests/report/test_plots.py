@@ -7,6 +7,7 @@ import pytest
 
 from sparkgpt.errors import UserError
 from sparkgpt.files import write_json
+from sparkgpt.fingerprint import ROOT
 from sparkgpt.report import compare, datasize, plots
 from sparkgpt.report.figures import FIGURES
 from sparkgpt.report.panels import mean_curve
@@ -81,6 +82,13 @@ def test_size_of_data(tmp_path):
     longer = bench_record(tmp_path / "longer.json", (0.1, 1, 10, 100))
     plots.main(["--bench", longer, "--out", str(tmp_path)])
     assert paths((tmp_path / "data-size.svg").read_bytes()) > paths(drawn[0])
+
+
+def test_the_published_picture_is_that_of_its_record(tmp_path):
+    folder = ROOT / "results" / "bench"
+    plots.main(["--bench", str(folder / "cpu.json"), "--out", str(tmp_path)])
+    drawn = (tmp_path / "data-size.svg").read_bytes()
+    assert drawn == (folder / "data-size.svg").read_bytes()
 
 
 def test_one_size_of_data_is_no_curve(tmp_path):
