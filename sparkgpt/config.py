@@ -121,7 +121,7 @@ class TrainConfig:
     lr_schedule_steps: int = flag(0, "length of the schedule in steps (0: from --target-tokens)")
     tokens_per_batch: int = flag(49_152, "positions in one window")
     accumulate: int = flag(1, "windows that one process steps over at once")
-    pack_buffer: int = flag(32_768, "documents that best-fit packing may choose from")
+    pack_buffer: int = flag(32_768, "documents that best fit may choose from (0: next fit)")
     optimizer: str = flag(
         "muon", "muon (with AdamW for the rest) or adamw alone", choices=("muon", "adamw")
     )
@@ -200,7 +200,6 @@ class TrainConfig:
         for name in (
             "tokens_per_batch",
             "accumulate",
-            "pack_buffer",
             "mup_base_dim",
             "log_every",
             "keep_last",
@@ -210,6 +209,7 @@ class TrainConfig:
         for name in (
             "max_train_steps",
             "lr_schedule_steps",
+            "pack_buffer",
             "val_interval_steps",
             "save_every",
             "threads",

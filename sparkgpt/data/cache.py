@@ -92,7 +92,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--verify", action="store_true", help="hash the cache's content again")
     parser.add_argument("--stats", action="store_true", help="print how the documents pack")
     parser.add_argument("--window", type=int, default=49_152, help="positions in a window")
-    parser.add_argument("--buffer", type=int, default=32_768, help="documents packing chooses from")
+    parser.add_argument("--buffer", type=int, default=32_768, help="as --pack-buffer of train")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data order")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args(argv)

@@ -50,14 +50,19 @@ def plan_epoch(
 ) -> PackPlan:
     """Plan one epoch of documents of `positions` (documents,), any integers, into windows.
 
-    Raises UserError when there is no document, one is longer than `window`, or `buffer` < 1.
+    With `buffer` 0 by next fit, in order of arrival, for comparison. Raises UserError when there is
+    no document, one is longer than `window`, or `buffer` is negative.
     """
     _check(positions, window, buffer)
     documents = len(positions)
     # SeedSequence takes no negative numbers; a negative seed is as good as any other.
     stream = np.random.Philox(np.random.SeedSequence([seed % 2**64, epoch]))
     order = shuffled(stream, documents).astype(index_type(documents))
-    placed, sizes = _place(positions[order], window, buffer, stream)
+    if buffer:
+        placed, sizes = _place(positions[order], window, buffer, stream)
+    else:
+        placed = np.arange(documents)
+        sizes = np.array([len(one) for one in next_fit(positions[order], window)])
 
     # The windows' final order, and where the documents of each begin before and after.
     windows = np.append(shuffled(stream, len(sizes) - 1), len(sizes) - 1)
@@ -117,7 +122,7 @@ def next_fit(positions: np.ndarray, window: int) -> list[range]:
 
     Returns the document ids of each window. Raises UserError like `plan_epoch`.
     """
-    _check(positions, window, 1)
+    _check(positions, window, 0)
     windows, start, used = [], 0, 0
     for index, length in enumerate(positions.tolist()):
         if used + length > window:
@@ -140,8 +145,8 @@ def utilization(plan: PackPlan, window: int) -> tuple[float, float | None]:
 
 
 def _check(positions: np.ndarray, window: int, buffer: int) -> None:
-    if buffer < 1:
-        raise UserError(f"--pack-buffer {buffer}: must be at least 1")
+    if buffer < 0:
+        raise UserError(f"--pack-buffer {buffer}: must be at least 0")
     if not len(positions):
         raise UserError("there are no documents to pack; prepare some first")
     longest = int(positions.argmax())

@@ -222,12 +222,23 @@ def test_a_million_documents_are_planned_in_seconds():
     [
         ([3, 70, 80], 4, "document 2 fills 80 positions .* window of 64"),
         ([], 4, "no documents"),
-        ([3], 0, "--pack-buffer 0"),
+        ([3], -1, "--pack-buffer -1"),
     ],
 )
 def test_what_cannot_be_packed_is_named(positions, buffer, words):
     with pytest.raises(UserError, match=words):
         plan_epoch(np.array(positions, np.int64), 64, buffer, 0)
+
+
+def test_a_buffer_of_none_is_next_fit():
+    positions = lognormal(4000, 8191, 0)
+    plan = plan_epoch(positions, 8192, 0, seed=3, epoch=1)
+    order = windows_of(plan_epoch(np.ones(4000, np.int64), 4000, 0, seed=3, epoch=1))[0]
+    expected = [[order[i] for i in one] for one in next_fit(positions[order], 8192)]
+    found = windows_of(plan)
+    assert sorted(found) == sorted(expected) and found[-1] == expected[-1]
+    assert found != expected  # windows have an order of their own
+    assert utilization(plan, 8192)[1] < utilization(plan_epoch(positions, 8192, 4000, 3), 8192)[1]
 
 
 def test_next_fit_keeps_the_order():
