@@ -36,6 +36,7 @@ def newest(results: Path) -> Path | None:
 def rendered(document: Path, results: Path, required: tuple[str, ...] = ()) -> tuple[str, dict]:
     """(the document as it is, {block: (its text, the text it should have)}).
 
+    A block is of the newest version, or of the one that its marker names, as `sweep@v0.2.0`.
     UserError on a missing or unpaired marker, or an unknown block.
     """
     try:
@@ -49,7 +50,7 @@ def rendered(document: Path, results: Path, required: tuple[str, ...] = ()) -> t
         should = _block(document, begin["name"], folder)
         blocks[name] = (text[begin.end() : end.start()], f"\n{should}\n")
     for name in required:
-        if name not in blocks:
+        if name not in {block.partition("@")[0] for block in blocks}:
             raise UserError(
                 f"{document} has no block {name!r}; add the lines "
                 f"<!-- tables:{name}:begin --> and <!-- tables:{name}:end -->"
