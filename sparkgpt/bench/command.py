@@ -158,7 +158,9 @@ def _parser() -> Parser:
                         help="documents at which opening and resuming are measured")  # fmt: skip
     parser.add_argument("--only", default=",".join(SECTIONS), metavar="LIST", help="sections")
     parser.add_argument("--out", default="", metavar="FILE", help="write the record there")
-    parser.add_argument("--show", metavar="FILE", help="print the table of a record, and no more")
+    parser.add_argument(
+        "--show", default="", metavar="FILE", help="print the table of a record, and no more"
+    )
     parser.add_argument("--json", action="store_true", help="print the record as one JSON object")
     return parser
 

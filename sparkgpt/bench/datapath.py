@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sparkgpt.bench.child import run_child
 from sparkgpt.bench.documents import LONGEST, news_lengths, write_jsonl, write_sparse_cache
+from sparkgpt.config import TrainConfig
 from sparkgpt.data.packing import plan_epoch, utilization
 from sparkgpt.errors import UserError
 from sparkgpt.progress import progress
@@ -17,7 +18,7 @@ from sparkgpt.progress import progress
 GB = 10**9
 MEAN_BYTES = 3310  # of the documents; a corpus of a size is that many of them
 WINDOW, SMALL_WINDOW = 49_152, 8_192
-BUFFER = 32_768  # the default of `sparkgpt train`
+BUFFER = TrainConfig.pack_buffer
 PACKED = 100_000  # documents, at most, of the packing figures
 PLACE = 0.9  # of the epoch, where a run is resumed
 PARTS, MANY_PARTS = 4, 3  # that progress tells of

@@ -34,18 +34,22 @@ def by_value(values: np.ndarray) -> np.ndarray:
 
     A stable argsort, but several times as fast: NumPy sorts plain integers by SIMD.
     """
-    bits = len(values).bit_length()
-    keys = (values << bits) | np.arange(len(values))
+    keys, mask = _with_places(values)
     keys.sort()
-    return keys & (2**bits - 1)
+    return keys & mask
 
 
 def highest(values: np.ndarray, count: int) -> np.ndarray:
     """The last `count` of `by_value`, without sorting the others."""
-    bits = len(values).bit_length()
-    keys = (values << bits) | np.arange(len(values))
+    keys, mask = _with_places(values)
     keys.partition(len(keys) - count)
-    return np.sort(keys[-count:]) & (2**bits - 1)
+    return np.sort(keys[-count:]) & mask
+
+
+def _with_places(values: np.ndarray) -> tuple[np.ndarray, int]:
+    """Each value with its place in the bits below, and the mask of those."""
+    bits = len(values).bit_length()
+    return (values << bits) | np.arange(len(values)), 2**bits - 1
 
 
 def best_fit(sizes_P: np.ndarray, rooms_A: np.ndarray) -> np.ndarray:

@@ -72,7 +72,7 @@ class PlanFiles:
             if _hash(fields, plan.doc_ids, plan.window_starts, plan.real_tokens) != found:
                 return None
             return fields["first"], plan
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return None  # cut, damaged, or not ours
 
 

@@ -8,6 +8,8 @@ with the formulas of its backward beside it. CUDA tensors go to `ops.kernels.dis
 import torch
 from torch import Tensor
 
+from sparkgpt.ops.experts import inverse_permutation
+
 
 def fused_dispatch(x_TD: Tensor, inverse_R: Tensor, k: int) -> Tensor:
     """(T, D) -> (R, D): each position's row copied to its k experts, sorted by expert.
@@ -27,7 +29,8 @@ def fused_combine(rows_RD: Tensor, weight_Tk: Tensor, inverse_R: Tensor) -> Tens
 
 @torch.library.custom_op("sparkgpt::dispatch", mutates_args=(), device_types="cpu")
 def _dispatch(x_TD: Tensor, inverse_R: Tensor, k: int) -> Tensor:
-    return x_TD[_inverted(inverse_R) // k]
+    # By gathering rows: scattering them is far slower on a CPU.
+    return x_TD[inverse_permutation(inverse_R) // k]
 
 
 @torch.library.custom_op("sparkgpt::dispatch_backward", mutates_args=(), device_types="cpu")
@@ -47,16 +50,9 @@ def _combine_backward(
 ) -> tuple[Tensor, Tensor]:
     grad_T1D = grad_TD.float()[:, None]
     scaled_TkD = (grad_T1D * weight_Tk.float()[..., None]).to(rows_RD.dtype)
-    grad_rows_RD = scaled_TkD.flatten(0, 1)[_inverted(inverse_R)]
+    grad_rows_RD = scaled_TkD.flatten(0, 1)[inverse_permutation(inverse_R)]
     y_TkD = _by_choice(rows_RD, inverse_R, weight_Tk.shape[1]).float()
     return grad_rows_RD, (grad_T1D * y_TkD).sum(-1).to(weight_Tk.dtype)
-
-
-def _inverted(inverse_R: Tensor) -> Tensor:
-    """The order whose inverse it is: gathering rows is far faster on a CPU than scattering them."""
-    order_R = torch.empty_like(inverse_R)
-    order_R[inverse_R] = torch.arange(inverse_R.numel())
-    return order_R
 
 
 def _by_choice(rows_RD: Tensor, inverse_R: Tensor, k: int) -> Tensor:

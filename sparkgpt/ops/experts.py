@@ -18,11 +18,17 @@ def sort_by_expert(expert_Tk: Tensor, num_experts: int) -> tuple[Tensor, Tensor,
     """
     flat_R = expert_Tk.flatten()
     order_R = torch.argsort(flat_R, stable=True)
-    inverse_R = torch.empty_like(order_R)
-    inverse_R[order_R] = torch.arange(order_R.numel(), device=order_R.device)
+    inverse_R = inverse_permutation(order_R)
     experts_E = torch.arange(num_experts, device=flat_R.device)
     counts_E = (flat_R[:, None] == experts_E).sum(0)
     return order_R, inverse_R, counts_E.cumsum(0).to(torch.int32)
+
+
+def inverse_permutation(order_R: Tensor) -> Tensor:
+    """The permutation (R,) int64 that undoes one, each number below R once."""
+    inverse_R = torch.empty_like(order_R)
+    inverse_R[order_R] = torch.arange(order_R.numel(), device=order_R.device)
+    return inverse_R
 
 
 class _Dispatch(torch.autograd.Function):

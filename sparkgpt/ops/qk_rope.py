@@ -7,6 +7,8 @@ order q, k, v, B = N + K of them normed and rotated, H head dimension.
 import torch
 from torch import Tensor
 
+from sparkgpt.ops.norm import normalize, normalize_backward
+
 
 def qk_rope(
     qkv_TAH: Tensor,
@@ -43,7 +45,7 @@ class _QKRope(torch.autograd.Function):
         return *grads, None, None, None, None
 
 
-@torch.library.custom_op("sparkgpt::qk_rope", mutates_args=())
+@torch.library.custom_op("sparkgpt::qk_rope", mutates_args=(), device_types="cpu")
 def qk_rope_forward(
     qkv_TAH: Tensor,
     q_gain_H: Tensor,
@@ -54,11 +56,18 @@ def qk_rope_forward(
     eps: float,
 ) -> tuple[Tensor, Tensor]:
     """(q, k) of `qk_rope`, without an autograd formula."""
-    if qkv_TAH.is_cuda:
-        from sparkgpt.ops.kernels import qk_rope as kernels
+    normed_TBH, _ = normalize(_wide(qkv_TAH[:, :-kv_heads]), eps)
+    normed_TBH *= _gains(q_gain_H, k_gain_H, normed_TBH.shape[1] - kv_heads, kv_heads)
+    pairs = _turned(normed_TBH, cos_TH, sin_TH)
+    parts = (pairs[:, :-kv_heads], pairs[:, -kv_heads:])
+    return tuple(torch.cat((x.real, x.imag), -1).to(qkv_TAH.dtype) for x in parts)
 
-        return kernels.forward(qkv_TAH, q_gain_H, k_gain_H, cos_TH, sin_TH, kv_heads, eps)
-    return reference(qkv_TAH, q_gain_H, k_gain_H, cos_TH, sin_TH, kv_heads, eps)
+
+@qk_rope_forward.register_kernel("cuda")
+def _(qkv_TAH, q_gain_H, k_gain_H, cos_TH, sin_TH, kv_heads, eps):
+    from sparkgpt.ops.kernels import qk_rope as kernels
+
+    return kernels.forward(qkv_TAH, q_gain_H, k_gain_H, cos_TH, sin_TH, kv_heads, eps)
 
 
 @qk_rope_forward.register_fake
@@ -68,7 +77,7 @@ def _(qkv_TAH, q_gain_H, k_gain_H, cos_TH, sin_TH, kv_heads, eps):
     return q_TNH, qkv_TAH.new_empty(tokens, kv_heads, head_dim)
 
 
-@torch.library.custom_op("sparkgpt::qk_rope_backward", mutates_args=())
+@torch.library.custom_op("sparkgpt::qk_rope_backward", mutates_args=(), device_types="cpu")
 def qk_rope_backward(
     dq_TNH: Tensor,
     dk_TKH: Tensor,
@@ -80,14 +89,26 @@ def qk_rope_backward(
     sin_TH: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of qkv (T, A, H) and of the two gains (H,)."""
-    if qkv_TAH.is_cuda:
-        from sparkgpt.ops.kernels import qk_rope as kernels
+    """Gradients of qkv (T, A, H) and of the two gains (H,): the rotation's transpose turns back,
+    `normalize_backward` does the rest."""
+    heads, kv_heads = dq_TNH.shape[1], dk_TKH.shape[1]
+    normed_TBH, scale_TB1 = normalize(_wide(qkv_TAH[:, :-kv_heads]), eps)
+    grad_TAH = torch.cat((dq_TNH, dk_TKH, dv_TKH), 1)
+    pairs = _turned(_wide(grad_TAH[:, :-kv_heads]), cos_TH, -sin_TH)
+    turned_TBH = torch.cat((pairs.real, pairs.imag), -1)
+    dgain_BH = (turned_TBH * normed_TBH).sum(0)
+    dgains = (part_BH.sum(0) for part_BH in dgain_BH.split((heads, kv_heads)))
+    turned_TBH *= _gains(q_gain_H, k_gain_H, heads, kv_heads)
+    grad_TAH[:, :-kv_heads] = normalize_backward(turned_TBH, normed_TBH, scale_TB1)
+    return grad_TAH, *(dgain_H.to(q_gain_H.dtype) for dgain_H in dgains)
 
-        tables = (q_gain_H, k_gain_H, cos_TH, sin_TH)
-        return kernels.backward(dq_TNH, dk_TKH, dv_TKH, qkv_TAH, *tables, eps)
+
+@qk_rope_backward.register_kernel("cuda")
+def _(dq_TNH, dk_TKH, dv_TKH, qkv_TAH, q_gain_H, k_gain_H, cos_TH, sin_TH, eps):
+    from sparkgpt.ops.kernels import qk_rope as kernels
+
     tables = (q_gain_H, k_gain_H, cos_TH, sin_TH)
-    return reference_backward(dq_TNH, dk_TKH, dv_TKH, qkv_TAH, *tables, eps)
+    return kernels.backward(dq_TNH, dk_TKH, dv_TKH, qkv_TAH, *tables, eps)
 
 
 @qk_rope_backward.register_fake
@@ -100,65 +121,16 @@ def split_heads(qkv_TAH: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]
     return qkv_TAH.split((qkv_TAH.shape[1] - 2 * kv_heads, kv_heads, kv_heads), 1)
 
 
-def reference(
-    qkv_TAH: Tensor,
-    q_gain_H: Tensor,
-    k_gain_H: Tensor,
-    cos_TH: Tensor,
-    sin_TH: Tensor,
-    kv_heads: int,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
-    """`qk_rope_forward` in few passes, in float32 at least."""
-    normed_TBH, _ = _normed(qkv_TAH[:, :-kv_heads], eps)
-    gain_BH = _gains(q_gain_H, k_gain_H, normed_TBH.shape[1] - kv_heads, kv_heads)
-    low, high = normed_TBH.mul_(gain_BH).chunk(2, -1)
-    pairs = torch.complex(low, high).mul_(_turn(cos_TH, sin_TH, low))
-    parts = (pairs[:, :-kv_heads], pairs[:, -kv_heads:])
-    return tuple(torch.cat((x.real, x.imag), -1).to(qkv_TAH.dtype) for x in parts)
-
-
-def reference_backward(
-    dq_TNH: Tensor,
-    dk_TKH: Tensor,
-    dv_TKH: Tensor,
-    qkv_TAH: Tensor,
-    q_gain_H: Tensor,
-    k_gain_H: Tensor,
-    cos_TH: Tensor,
-    sin_TH: Tensor,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Its gradients. The rotation's transpose turns back; with n = x s, s = 1 / rms(x), and m the
-    gradient of n, dx = s (m - n mean(m n)).
-    """
-    heads, kv_heads = dq_TNH.shape[1], dk_TKH.shape[1]
-    normed_TBH, scale_TB1 = _normed(qkv_TAH[:, :-kv_heads], eps)
-    grad_TAH = torch.cat((dq_TNH, dk_TKH, dv_TKH), 1)
-    low, high = grad_TAH[:, :-kv_heads].to(normed_TBH.dtype).chunk(2, -1)
-    pairs = torch.complex(low, high).mul_(_turn(cos_TH, -sin_TH, low))
-    turned_TBH = torch.cat((pairs.real, pairs.imag), -1)
-    dgain_BH = (turned_TBH * normed_TBH).sum(0)
-    dgains = (part_BH.sum(0) for part_BH in dgain_BH.split((heads, kv_heads)))
-    turned_TBH.mul_(_gains(q_gain_H, k_gain_H, heads, kv_heads))
-    along_TB1 = torch.linalg.vecdot(turned_TBH, normed_TBH)[..., None] / -turned_TBH.shape[-1]
-    turned_TBH.addcmul_(normed_TBH, along_TB1)
-    torch.mul(turned_TBH, scale_TB1, out=grad_TAH[:, :-kv_heads])
-    return grad_TAH, *(dgain_H.to(q_gain_H.dtype) for dgain_H in dgains)
-
-
-def _normed(x_TBH: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    x_TBH = x_TBH.to(torch.promote_types(x_TBH.dtype, torch.float32))
-    norm_TB1 = torch.linalg.vector_norm(x_TBH, dim=-1, keepdim=True)
-    scale_TB1 = norm_TB1.square_().div_(x_TBH.shape[-1]).add_(eps).rsqrt_()
-    return x_TBH * scale_TB1, scale_TB1
+def _wide(x_TBH: Tensor) -> Tensor:
+    return x_TBH.to(torch.promote_types(x_TBH.dtype, torch.float32))
 
 
 def _gains(q_gain_H: Tensor, k_gain_H: Tensor, heads: int, kv_heads: int) -> Tensor:
     return torch.stack([q_gain_H] * heads + [k_gain_H] * kv_heads)
 
 
-def _turn(cos_TH: Tensor, sin_TH: Tensor, like_TBh: Tensor) -> Tensor:
-    """The rotation as complex numbers (T, 1, H / 2) for the pairs (h, h + H / 2)."""
-    half = like_TBh.shape[-1]
-    return torch.complex(*(x_TH[:, None, :half].to(like_TBh.dtype) for x_TH in (cos_TH, sin_TH)))
+def _turned(x_TBH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
+    """Rotated, the pairs (h, h + H / 2) as complex numbers (T, B, H / 2)."""
+    half = x_TBH.shape[-1] // 2
+    tables = (table_TH[:, None, :half].to(x_TBH.dtype) for table_TH in (cos_TH, sin_TH))
+    return torch.complex(*x_TBH.chunk(2, -1)).mul_(torch.complex(*tables))

@@ -48,7 +48,7 @@ def fused_forward(
     """The output and, for the backward alone, the softmax's (N, T) and q and k as attention saw
     them."""
     tables = (q_gain_H, k_gain_H, cos_TH, sin_TH)
-    q_TNH, k_TKH = qk_rope.reference(qkv_TAH, *tables, kv_heads, eps)
+    q_TNH, k_TKH = qk_rope.qk_rope_forward(qkv_TAH, *tables, kv_heads, eps)
     v_TKH = qkv_TAH[:, -kv_heads:]
     return *varlen.reference(q_TNH, k_TKH, v_TKH, cu_seqlens_S), q_TNH, k_TKH
 
@@ -95,7 +95,7 @@ def fused_backward(
     saved = (q_TNH, k_TKH, qkv_TAH[:, -k_TKH.shape[1] :], out_TNH, lse_NT)
     grads = varlen.reference_backward(dout_TNH, *saved, cu_seqlens_S)
     tables = (q_gain_H, k_gain_H, cos_TH, sin_TH)
-    return qk_rope.reference_backward(*grads, qkv_TAH, *tables, eps)
+    return qk_rope.qk_rope_backward(*grads, qkv_TAH, *tables, eps)
 
 
 @fused_backward.register_kernel("cuda")

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparkgpt.config import TrainConfig
 from sparkgpt.data import cache as cache_module
 from sparkgpt.data import store
 from sparkgpt.data.cache import build_cache, main, open_documents, statistics
@@ -252,6 +253,15 @@ def test_a_path_below_a_file_and_a_missing_file(jsonl, tmp_path):
         main([str(tmp_path / "missing.jsonl"), "--out", str(tmp_path / "c")])
     with pytest.raises(UserError, match="no documents at"):
         main([str(tmp_path / "missing.jsonl")])
+
+
+def test_statistics_are_of_the_packing_that_training_does(tmp_path, capsys):
+    path = write_jsonl(tmp_path / "s.jsonl", ["a"])
+    main([str(path), "--stats", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["window"], found["buffer"]) == (
+        TrainConfig.tokens_per_batch, TrainConfig.pack_buffer,
+    )  # fmt: skip
 
 
 def test_statistics(tmp_path, capsys):

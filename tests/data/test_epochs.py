@@ -1,5 +1,6 @@
 """Plans that are kept: a stream goes on without planning again, and never from a wrong plan."""
 
+import json
 import threading
 
 import numpy as np
@@ -84,6 +85,16 @@ def test_a_plan_that_is_damaged_is_passed_over(tmp_path, data):
     assert not found or (found[0][0] == 5 and same(found[0][1], PLAN))
     if kind == "cut" or (kind == "bit" and place >= 512):
         assert not found
+
+
+def test_a_plan_of_more_documents_than_numbers_reach_is_passed_over(tmp_path):
+    files = PlanFiles(tmp_path, "key")
+    files.write(0, 0, PLAN)
+    path = tmp_path / "epoch0.plan"
+    content = path.read_bytes()
+    fields = json.loads(content[:512]) | {"documents": 10**30}
+    path.write_bytes(json.dumps(fields).encode().ljust(511) + b"\n" + content[512:])
+    assert files.load() == {}
 
 
 def test_a_plan_under_another_epochs_name_is_passed_over(tmp_path):
