@@ -28,12 +28,13 @@ SRUN = (
 class Launch:
     """`ranks` processes on `nodes` nodes of a cluster, or on this machine when `nodes` is None.
 
-    `gpus`: whether each computes on a GPU of its own.
+    `gpus`: whether each computes on a GPU of its own. `each`: its threads, if the profile says.
     """
 
     ranks: int = 1
     nodes: int | None = None
     gpus: bool = False
+    each: int | None = None
 
     @property
     def command(self) -> str:
@@ -44,6 +45,15 @@ class Launch:
             return TORCHRUN.format(ranks=self.ranks)
         per_node = self.ranks // self.nodes
         return SRUN.format(nodes=self.nodes, ranks=self.ranks, per_node=per_node)
+
+    def cores(self, available: int, gpus: int | None) -> int:
+        """Threads of a training job, as the profile says. Otherwise all cores, so that its speed is
+        measured alone; where `--resources gpu=N` lets several run at once, its share of them."""
+        if self.each is None:
+            wanted = max(1, available * self.ranks // (gpus or 1))
+        else:
+            wanted = self.each * (self.ranks if self.nodes is None else 1)
+        return min(available, wanted)
 
     @property
     def threads(self) -> str:
@@ -75,7 +85,7 @@ def launch_of(
     runs at once would wait for each other's.
     """
     on_gpus = config["train"].get("device") == "cuda"
-    launch = Launch(config.get("ranks", 1), config.get("nodes"), on_gpus)
+    launch = Launch(config.get("ranks", 1), config.get("nodes"), on_gpus, config.get("threads"))
     if launch.nodes is None:
         if on_gpus and launch.ranks > 1 and gpus not in (None, launch.ranks):
             raise UserError(

@@ -1,6 +1,7 @@
 """A checkout of its own for the pipeline to run in, and a profile that takes a minute."""
 
 import copy
+import fcntl
 import hashlib
 import json
 import os
@@ -35,9 +36,9 @@ atexit.register(note)
 class Project:
     """A copied checkout, with the calls that tests make in it."""
 
-    def __init__(self, root: Path):
+    def __init__(self, root: Path, copied: bool = False):
         self.root = root
-        for part in (*PARTS, *PUBLISHED):
+        for part in () if copied else (*PARTS, *PUBLISHED):
             (root / part).parent.mkdir(exist_ok=True)
             bring = shutil.copytree if (ROOT / part).is_dir() else shutil.copyfile
             bring(ROOT / part, root / part)
@@ -96,14 +97,29 @@ def fresh(tmp_path):
 
 @pytest.fixture(scope="session")
 def untouched(tmp_path_factory):
-    """A checkout in which the profile `tiny` ran from end to end; for `built` alone to copy."""
-    project = Project(tmp_path_factory.mktemp("project"))
-    documents_source(project, train={"target-tokens": 12000, "save-every": 2})
-    spy = project.root / "spy"
-    spy.mkdir()
-    (spy / "sitecustomize.py").write_text(SPY.format(folder=str(spy)))
-    project.first_jobs = project.run(PYTHONPATH=str(spy))
-    project.imported = [json.loads(path.read_text()) for path in spy.glob("*.json")]
+    """A checkout in which the profile `tiny` ran from end to end; for `built` alone to copy.
+
+    The first process of several that run tests makes it, the others wait and read.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with open(folder / "untouched.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        root, notes = folder / "untouched", folder / "untouched.json"
+        if not notes.exists():
+            shutil.rmtree(root, ignore_errors=True)
+            root.mkdir()
+            project = Project(root)
+            documents_source(project, train={"target-tokens": 12000, "save-every": 2})
+            spy = project.root / "spy"
+            spy.mkdir()
+            (spy / "sitecustomize.py").write_text(SPY.format(folder=str(spy)))
+            jobs = project.run(PYTHONPATH=str(spy))
+            imported = [json.loads(path.read_text()) for path in spy.glob("*.json")]
+            notes.write_text(json.dumps([jobs, imported]))
+    project = Project(root, copied=True)
+    project.first_jobs, project.imported = json.loads(notes.read_text())
     return project
 
 

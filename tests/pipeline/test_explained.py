@@ -308,8 +308,7 @@ def test_verify_in_a_fresh_clone(built, tmp_path):
     ignored = shutil.ignore_patterns(".snakemake", "work", "__pycache__")
     clone = tmp_path / "clone"
     shutil.copytree(built.root, clone, ignore=ignored)
-    project = type(built).__new__(type(built))
-    project.root = clone
+    project = type(built)(clone, copied=True)
     assert project.sparkgpt("verify", "--profile", "tiny")[:2] == (0, "")
     with changed(project, *MUTATIONS["pin"]):
         code, output, _ = project.sparkgpt("verify", "--profile", "tiny")

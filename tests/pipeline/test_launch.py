@@ -41,6 +41,15 @@ def test_ranks_here_share_the_threads():
     assert launch.resources == {}
 
 
+def test_a_job_takes_the_profile_s_threads_or_all_cores():
+    assert Launch().cores(8, None) == 8
+    assert [Launch(gpus=True).cores(8, gpus) for gpus in (1, 2, 16)] == [8, 4, 1]
+    assert [Launch(ranks=2, gpus=True).cores(8, gpus) for gpus in (2, 4)] == [8, 4]
+    assert [Launch(each=1).cores(cores, None) for cores in (1, 2, 8)] == [1, 1, 1]
+    assert [Launch(2, each=3).cores(cores, None) for cores in (4, 8)] == [4, 6]
+    assert Launch(4, nodes=2, each=3).cores(8, None) == 3  # SLURM's are of each rank
+
+
 def test_ranks_on_nodes_are_tasks_of_one_job():
     launch = Launch(ranks=4, nodes=2, gpus=True)
     command = launch.command.format(threads=6)

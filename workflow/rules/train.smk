@@ -18,8 +18,8 @@ rule train:
     benchmark:
         "{records}/benchmarks/train-{run}.tsv"
     retries: 2 if workflow.is_main_process else 0  # on a cluster, by a new job
-    # All of them, so that its speed is measured alone; on several GPUs, its share of them.
-    threads: min(workflow.cores, max(1, workflow.cores * LAUNCH.ranks // (gpus or 1)))
+    threads: LAUNCH.cores(workflow.cores, gpus)
+    priority: 1  # before the exports and their checks, which fill the cores at the end
     resources:
         **LAUNCH.resources,
         attempt=lambda wildcards, attempt: attempt,
@@ -51,7 +51,7 @@ rule coordinates:
         job="{records}/jobs/coordinates.json",
     log:
         "{records}/logs/coordinates.log",
-    threads: workflow.cores
+    threads: 1
     params:
         values=values("coordinates"),
     shell:
