@@ -17,9 +17,9 @@ rule train:
         "{records}/logs/train-{run}.log",
     benchmark:
         "{records}/benchmarks/train-{run}.tsv"
+    priority: 1  # before the exports and their checks, which fill the cores at the end
     retries: 2 if workflow.is_main_process else 0  # on a cluster, by a new job
     threads: LAUNCH.cores(workflow.cores, gpus)
-    priority: 1  # before the exports and their checks, which fill the cores at the end
     resources:
         **LAUNCH.resources,
         attempt=lambda wildcards, attempt: attempt,
