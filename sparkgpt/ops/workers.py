@@ -1,9 +1,30 @@
-"""Work shared out among threads, each of which computes on one core by itself."""
+"""Work shared out among threads, each of which computes on cores of its own."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
 import torch
+
+Result = TypeVar("Result")
+
+
+def side_by_side(tasks: list[Callable[[], Result]], threads: int | None = None) -> list[Result]:
+    """The results of `tasks`, each run in a thread, the first in the caller's.
+
+    torch computes on `threads` threads in each meanwhile, by default on an even share of the
+    caller's, at least one. An exception of any task is raised when all have ended.
+    """
+    usual = torch.get_num_threads()
+    each = threads or max(1, usual // len(tasks))
+    with ThreadPoolExecutor(max(1, len(tasks) - 1)) as pool:
+        others = [pool.submit(_on_threads, each, task) for task in tasks[1:]]
+        try:
+            first = _on_threads(each, tasks[0])
+        finally:
+            torch.set_num_threads(usual)
+    return [first, *(other.result() for other in others)]
 
 
 def share_out(work: Callable[[Iterator], None], items: list, threads: int) -> None:
@@ -14,22 +35,13 @@ def share_out(work: Callable[[Iterator], None], items: list, threads: int) -> No
     inference mode; outputs are tensors made before. An exception of any thread is raised here.
     """
     queue = iter(items)  # a list's: threads take from it one after another
-    usual = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(max(1, threads - 1)) as pool:
-            others = [pool.submit(_alone, work, queue) for _ in range(threads - 1)]
-            _in_inference_mode(work, queue)
-        for other in others:
-            other.result()
-    finally:
-        torch.set_num_threads(usual)
+    side_by_side([partial(_in_inference_mode, work, queue)] * threads, 1)
 
 
-def _alone(work: Callable[[Iterator], None], queue: Iterator) -> None:
+def _on_threads(threads: int, task: Callable[[], Result]) -> Result:
     # A number of threads is each thread's own: a new one's is the machine's, not the caller's.
-    torch.set_num_threads(1)
-    _in_inference_mode(work, queue)
+    torch.set_num_threads(threads)
+    return task()
 
 
 def _in_inference_mode(work: Callable[[Iterator], None], queue: Iterator) -> None:

@@ -15,6 +15,7 @@ from sparkgpt.ops.choices import Kernels, attention_choice, kernel_configs, kern
 from sparkgpt.optim.hybrid import HybridOptimizer
 from sparkgpt.provenance import device_state, platform_state
 from sparkgpt.train.gemms import compile_tuning_gemms
+from sparkgpt.train.parts import loss_in_parts
 from sparkgpt.train.step import window_loss
 
 
@@ -56,9 +57,9 @@ def _kernels(train: TrainConfig, ranks: Ranks) -> Kernels:
 
 
 def build_loss(train: TrainConfig, ranks: Ranks) -> Callable:
-    """`window_loss`, compiled on CUDA or when asked to."""
+    """`window_loss`, compiled on CUDA or when asked to, else on a CPU's threads in parts."""
     if not compiles(train, ranks):
-        return window_loss
+        return loss_in_parts if ranks.device.type == "cpu" else window_loss
     if ranks.device.type == "cpu":
         _keep_loops_eager()
     if tunes_gemms(train, ranks):

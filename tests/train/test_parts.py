@@ -1,0 +1,104 @@
+"""A window computed part by part on a CPU: which parts, what they add up to, their bits."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from helpers.models import randomised, small
+from helpers.switched import laid_out
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkgpt.model.cost import step_flops
+from sparkgpt.train.parts import UNEVEN, deal, loss_in_parts
+from sparkgpt.train.step import window_loss
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture
+def threads():
+    """Sets torch's number of threads, as often as a test likes; put back afterwards."""
+    usual = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(usual)
+
+
+def window(lengths):
+    """Documents that fill so many positions each, and filler up to a multiple of 64."""
+    documents = [np.arange(length - 1, dtype=np.uint8) for length in lengths]
+    return laid_out(documents, -(-sum(lengths) // 64) * 64)
+
+
+def segments_of(window):
+    """(tokens, targets, positions) of each segment."""
+    fields = (window.tokens_T, window.targets_T, window.positions_T)
+    lengths = window.cu_seqlens_S.diff().tolist()
+    return list(zip(*([tuple(x.tolist()) for x in f.split(lengths)] for f in fields), strict=True))
+
+
+def values(model, window, loss):
+    """Nats, what the routers counted, and all gradients, of a loss with a router's part."""
+    model.zero_grad()
+    nats, router = loss(model, window)
+    total = nats if router is None else nats + (router.prob_sums_LE * router.counts_LE).sum()
+    total.backward()
+    figures = [nats.detach(), *(field.detach() for field in router or ())]
+    return figures + [p.grad.clone() for p in model.parameters()]
+
+
+@given(st.lists(st.integers(1, 256), min_size=1, max_size=12), st.integers(1, 8))
+def test_each_segment_is_in_one_part_and_parts_cost_alike(lengths, count):
+    whole = window(lengths)
+    config = small()
+    parts = deal(whole, config, count)
+    assert len(parts) == 1 or count % len(parts) == 0
+    if len(parts) == 1:
+        assert parts[0] is whole
+    found = [segment for part in parts for segment in segments_of(part)]
+    assert Counter(found) == Counter(segments_of(whole))
+    assert sorted(i for part in parts for i in part.doc_ids) == sorted(whole.doc_ids)
+    costs = [step_flops(config, part.cu_seqlens_S.diff().tolist()) for part in parts]
+    assert max(costs) * len(parts) <= UNEVEN * sum(costs) * (1 + 1e-9)
+    for part in parts:
+        assert part.real_tokens == sum(part.doc_lengths) == (part.targets_T >= 0).sum()
+        assert part.cu_seqlens_S.dtype == torch.int32 and part.cu_seqlens_S[0] == 0
+
+
+def test_four_threads_take_two_parts_where_four_would_be_uneven():
+    parts = deal(window([200, 100, 100]), small(), 4)
+    assert [part.doc_lengths for part in parts] == [[200], [100, 100]]
+    assert len(deal(window([250, 3, 3]), small(), 4)) == 1
+
+
+def test_parts_add_up_to_the_window(variant, threads):
+    model, whole = randomised(variant, dtype=torch.float64), window([200, 90, 130, 60, 17])
+    threads(1)
+    expected = values(model, whole, window_loss)
+    assert all(map(torch.equal, expected, values(model, whole, loss_in_parts)))  # one thread
+    for count in (2, 3, 4):
+        threads(count)
+        assert len(deal(whole, variant, count)) == {2: 2, 3: 3, 4: 2}[count]
+        found = values(model, whole, loss_in_parts)
+        assert torch.get_num_threads() == count
+        for one, other in zip(found, expected, strict=True):
+            # RMSNorm and the router compute in float32 by definition, hence not 1e-12.
+            assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)
+        assert all(map(torch.equal, found, values(model, whole, loss_in_parts)))
+
+
+def test_without_gradients_the_window_stays_whole(threads):
+    threads(2)
+    model, whole = randomised(small()), window([200, 200])
+    with torch.no_grad():
+        assert torch.equal(loss_in_parts(model, whole)[0], window_loss(model, whole)[0])
+
+
+def test_an_error_in_a_part_is_raised_and_threads_are_put_back(threads):
+    threads(2)
+    model, whole = randomised(small()), window([200, 200])
+    whole.tokens_T[250] = 1000  # in the second part
+    with pytest.raises(IndexError):
+        loss_in_parts(model, whole)
+    assert torch.get_num_threads() == 2
