@@ -18,13 +18,13 @@ def side_by_side(tasks: list[Callable[[], Result]], threads: int | None = None) 
     """
     usual = torch.get_num_threads()
     each = threads or max(1, usual // len(tasks))
-    with ThreadPoolExecutor(max(1, len(tasks) - 1)) as pool:
-        others = [pool.submit(_on_threads, each, task) for task in tasks[1:]]
-        try:
+    try:
+        with ThreadPoolExecutor(max(1, len(tasks) - 1)) as pool:
+            others = [pool.submit(_on_threads, each, task) for task in tasks[1:]]
             first = _on_threads(each, tasks[0])
-        finally:
-            torch.set_num_threads(usual)
-    return [first, *(other.result() for other in others)]
+        return [first, *(other.result() for other in others)]
+    finally:
+        torch.set_num_threads(usual)
 
 
 def share_out(work: Callable[[Iterator], None], items: list, threads: int) -> None:
@@ -39,7 +39,9 @@ def share_out(work: Callable[[Iterator], None], items: list, threads: int) -> No
 
 
 def _on_threads(threads: int, task: Callable[[], Result]) -> Result:
-    # A number of threads is each thread's own: a new one's is the machine's, not the caller's.
+    # A number of threads is each thread's own. A new thread's first look at it takes over the one
+    # that any thread set last, and so must come before.
+    torch.get_num_threads()
     torch.set_num_threads(threads)
     return task()
 
