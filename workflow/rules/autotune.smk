@@ -7,6 +7,7 @@ rule autotune:
         job=f"{RESULTS}/jobs/autotune.json",
     log:
         f"{RESULTS}/logs/autotune.log",
+    priority: 2  # training waits for it, and it for all cores
     threads: workflow.cores
     resources:
         **LAUNCH.gpu(1),
