@@ -113,7 +113,7 @@ def slope(widths, sizes: list[float]) -> float:
 def main(argv: list[str]) -> None:
     """Run the check on the dense and the MoE shape and write the record."""
     parser = Parser(prog="sparkgpt coordinates", description="muP's coordinate check, as a record.")
-    parser.add_argument("--experts", type=int, default=8, help="experts of the MoE shape")
+    parser.add_argument("--experts", type=int, default=4, help="experts of the MoE shape")
     parser.add_argument("--steps", type=int, default=STEPS, help="updates before measuring")
     parser.add_argument("--out", required=True, metavar="FILE", help="the record")
     args = parser.parse_args(argv)
