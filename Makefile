@@ -41,7 +41,7 @@ smoke:  ## the whole pipeline in two minutes
 	$(MAKE) reproduce PROFILE=smoke
 
 test: $(TEST) $(TF4)
-	SPARKGPT_TF4_PYTHON=$(CURDIR)/$(VENV)/tf4/bin/python $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -rs
+	SPARKGPT_TF4_PYTHON=$(CURDIR)/$(VENV)/tf4/bin/python $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -rs
 
 test-container: $(TEST)  ## the smoke profile in an image built here
 	CORES=$(CORES) tests/container/run

@@ -18,8 +18,8 @@ MARKER = re.compile(
 UNPUBLISHED = "No version is published yet; `make reproduce` measures these figures."
 
 
-# Groups of rows in extra/ that a setting of the main rows was chosen by.
-CHOSEN_BY = ("sweep", "rope")
+# Groups of rows in extra/ that have a table of their own.
+OWN_TABLE = ("sweep", "rope", "packing", "long")
 
 
 def versions(results: Path) -> list[Path]:
@@ -179,7 +179,7 @@ def _planned(folder: Path, link: str) -> str:
             render.load_report(rows.parent, rows), f"{link}extra/{rows.parent.name}/"
         )
         for rows in sorted(folder.glob("extra/*/rows.tsv"))
-        if rows.parent.name not in CHOSEN_BY
+        if rows.parent.name not in OWN_TABLE
     ]
     return "\n\n".join(tables) or f"Rows that need a GPU: {cells.NOT_MEASURED}."
 
@@ -194,7 +194,7 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "matched": _matched,
     "exports": _exports,
     "environment": _environment,
-    **{name: _extra(name) for name in CHOSEN_BY},
+    **{name: _extra(name) for name in OWN_TABLE},
     "planned": _planned,
     "loss": _loss,
     "coordinates": _coordinates,
