@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 WIDTHS = (64, 128, 256, 512)
-STEPS = 10
+STEPS = 5
 SEEDS = (0, 1)
 BASE_DIM = 64
 RATES = {"adamw_lr": 2e-3, "muon_lr": 1e-2}

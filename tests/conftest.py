@@ -8,7 +8,7 @@ from helpers.models import VARIANTS
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here may reach for a hub
 
 
-# Of minutes each. Two of them that need the same finished pipeline don't start together.
+# Of minutes each. With two processes, no two that need the same finished pipeline start together.
 SLOW = (
     "test_staleness", "test_ranks", "test_explained", "test_compiled", "test_resume",
     "test_interrupted", "test_revisions", "test_hosts", "test_export_check", "test_disk",

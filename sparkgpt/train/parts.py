@@ -19,6 +19,7 @@ from sparkgpt.ops.workers import side_by_side
 from sparkgpt.train.step import window_loss
 
 UNEVEN = 1.25  # the costliest part against the mean, at most: beyond, all threads take one window
+MOST_PARTS = 8  # each has gradients of all weights for itself, until they are added up
 
 
 def loss_in_parts(model: Transformer, window: Window) -> tuple[Tensor, RouterStats | None]:
@@ -31,8 +32,8 @@ def loss_in_parts(model: Transformer, window: Window) -> tuple[Tensor, RouterSta
 
 
 def deal(window: Window, config: ModelConfig, threads: int) -> list[Window]:
-    """The segments of a window in as many parts as `threads` divide into evenly, each about as
-    costly; [window] itself when its documents don't allow for more than one.
+    """The segments of a window in as many parts as `threads` divide into evenly, at most eight,
+    each about as costly; [window] itself when its documents don't allow for more than one.
 
     Always the same parts of the same window. Longest first, each to the part with the least work
     (Graham 1969, doi:10.1137/0117039); then what evens out the most and the least of them moves or
@@ -41,7 +42,7 @@ def deal(window: Window, config: ModelConfig, threads: int) -> list[Window]:
     lengths = window.cu_seqlens_S.diff().tolist()
     costs = [step_flops(config, [length]) for length in lengths]
     longest_first = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    for count in (n for n in range(threads, 1, -1) if threads % n == 0):
+    for count in (n for n in range(min(threads, MOST_PARTS), 1, -1) if threads % n == 0):
         shares: list[list[int]] = [[] for _ in range(count)]
         loads = [0.0] * count
         for segment in longest_first:
@@ -63,7 +64,7 @@ def _even_out(shares: list[list[int]], loads: list[float], costs: list[float]) -
     less = lambda i, j: costs[i] - (0.0 if j is None else costs[j])
     pairs = [(i, j) for i in shares[high] for j in [None, *shares[low]]]
     i, j = min(pairs, key=lambda pair: abs(gap - 2 * less(*pair)))
-    if abs(gap - 2 * less(i, j)) > 0.99 * gap:
+    if abs(gap - 2 * less(i, j)) >= 0.99 * gap:  # the case of no gap is among these
         return False
     shares[high].remove(i)
     shares[low].append(i)

@@ -53,7 +53,7 @@ def train_step(
     """Forward and backward over this rank's windows, then one update of every rank alike, or none
     when the loss or a gradient is not finite.
 
-    `loss_of` is `window_loss`, possibly compiled; `real_total` the real targets of the global
+    `loss_of` is `window_loss`, compiled, or in parts; `real_total` the real targets of the global
     batch, known to every rank from the plan; `factor` the schedule's share of the peak rates.
     Reads three numbers from the device before the update, in one transfer.
     """

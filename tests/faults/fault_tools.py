@@ -44,10 +44,10 @@ class Recorder:
         self.model.zero_grad(set_to_none=True)
 
 
-def gradients_of_step(model, windows, real_total, ranks=ALONE):
+def gradients_of_step(model, windows, real_total, ranks=ALONE, loss_of=window_loss):
     """(loss, {parameter: gradient}) of a `train_step`, summed over ranks."""
     recorder = Recorder(model)
     result = train_step(
-        model, window_loss, recorder, windows, real_total, 1.0, TrainConfig(), ranks, False
+        model, loss_of, recorder, windows, real_total, 1.0, TrainConfig(), ranks, False
     )
     return result.loss, recorder.gradients

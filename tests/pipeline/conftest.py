@@ -99,7 +99,7 @@ def fresh(tmp_path):
 def untouched(tmp_path_factory):
     """A checkout in which the profile `tiny` ran from end to end; for `built` alone to copy.
 
-    The first process of several that run tests makes it, the others wait and read.
+    The first process of several that run tests makes it, the others wait and read, its failure too.
     """
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -108,8 +108,7 @@ def untouched(tmp_path_factory):
         fcntl.flock(lock, fcntl.LOCK_EX)
         root, notes = folder / "untouched", folder / "untouched.json"
         if not notes.exists():
-            shutil.rmtree(root, ignore_errors=True)
-            root.mkdir()
+            root.mkdir()  # fails where another process has failed
             project = Project(root)
             documents_source(project, train={"target-tokens": 12000, "save-every": 2})
             spy = project.root / "spy"

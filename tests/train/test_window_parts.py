@@ -5,12 +5,16 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from helpers.models import randomised, small
+from faults.fault_tools import gradients_of_step
+from helpers.models import VARIANTS, randomised, small
+from helpers.runs import MOE, flags, weights
 from helpers.switched import laid_out
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from sparkgpt.data.stream import empty_window
 from sparkgpt.model.cost import step_flops
+from sparkgpt.train.__main__ import main as train
 from sparkgpt.train.parts import UNEVEN, deal, loss_in_parts
 from sparkgpt.train.step import window_loss
 
@@ -48,6 +52,10 @@ def values(model, window, loss):
     return figures + [p.grad.clone() for p in model.parameters()]
 
 
+@example([64, 64], 2)
+@example([64, 64, 32, 32], 2)
+@example([100, 60, 60, 20, 8, 8], 4)
+@example([256] * 8, 8)
 @given(st.lists(st.integers(1, 256), min_size=1, max_size=12), st.integers(1, 8))
 def test_each_segment_is_in_one_part_and_parts_cost_alike(lengths, count):
     whole = window(lengths)
@@ -84,8 +92,39 @@ def test_parts_add_up_to_the_window(variant, threads):
         assert torch.get_num_threads() == count
         for one, other in zip(found, expected, strict=True):
             # RMSNorm and the router compute in float32 by definition, hence not 1e-12.
-            assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)
+            assert (one - other).norm() <= 1e-5 * other.norm()
         assert all(map(torch.equal, found, values(model, whole, loss_in_parts)))
+
+
+def test_windows_of_filler_alone_are_dealt_out(threads):
+    threads(2)
+    whole = empty_window(2048)  # segments that all cost the same
+    assert [len(part.cu_seqlens_S) - 1 for part in deal(whole, small(), 2)] == [4, 4]
+    assert loss_in_parts(randomised(small()), whole)[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+def test_several_windows_of_a_step_add_up(kind, threads):
+    windows = [window([170, 85, 170, 85]), window([90, 90, 60]), window([40])]
+    total = sum(one.real_tokens for one in windows)
+    model = randomised(VARIANTS[kind], dtype=torch.float64)
+    threads(1)
+    loss, expected = gradients_of_step(model, windows, total)
+    threads(2)
+    found_loss, found = gradients_of_step(model, windows, total, loss_of=loss_in_parts)
+    assert found_loss == pytest.approx(loss, rel=1e-6)
+    for name, gradient in found.items():
+        assert (gradient - expected[name]).norm() <= 1e-5 * expected[name].norm(), name
+
+
+def test_a_run_on_two_threads_extends_its_prefix_exactly(tmp_path):
+    arguments = flags(tmp_path, "whole-s0", *MOE, "--threads", "2")
+    assert train(arguments) == 0
+    again = flags(tmp_path, "prefix-s0", *MOE, "--threads", "2")
+    assert train([*again, "--max-train-steps", "13"]) == 0
+    assert train([*again, "--resume"]) == 0
+    runs = tmp_path / "runs"
+    assert weights(runs / "prefix-s0") == weights(runs / "whole-s0")
 
 
 def test_without_gradients_the_window_stays_whole(threads):
