@@ -3,6 +3,7 @@
 Light until the flags are known to be right and the code to be what was scheduled.
 """
 
+import ctypes
 import os
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from sparkgpt.files import read_json, write_json
 from sparkgpt.fingerprint import code_digest
 from sparkgpt.flags import parse_train
 from sparkgpt.image import check_image
+
+M_ARENA_MAX = -8  # of malloc.h
 
 
 def check_code(expected: str) -> None:
@@ -37,6 +40,19 @@ def prepare_environment(train: TrainConfig) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if train.threads:
         os.environ["OMP_NUM_THREADS"] = str(train.threads)
+    if train.device != "cuda":
+        share_heap()
+
+
+def share_heap() -> None:
+    """Let all threads allocate from one heap, so that memory which one has freed serves the others.
+
+    glibc gives each thread one of its own, which keeps what the thread has freed. Before threads
+    start; elsewhere than under glibc, nothing. Source: mallopt(3), M_ARENA_MAX.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "gnu_get_libc_version"):
+        libc.mallopt(M_ARENA_MAX, 1)
 
 
 @contextmanager

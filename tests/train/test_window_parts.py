@@ -1,5 +1,8 @@
 """A window computed part by part on a CPU: which parts, what they add up to, their bits."""
 
+import platform
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
@@ -125,6 +128,31 @@ def test_a_run_on_two_threads_extends_its_prefix_exactly(tmp_path):
     assert train([*again, "--resume"]) == 0
     runs = tmp_path / "runs"
     assert weights(runs / "prefix-s0") == weights(runs / "whole-s0")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="heaps are told by glibc")
+@pytest.mark.parametrize("shared", [True, False])
+def test_threads_share_a_heap(shared):
+    program = f"""
+import ctypes, threading
+from sparkgpt.train.__main__ import share_heap
+if {shared}:
+    share_heap()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+both = threading.Barrier(3)
+def allocate():
+    both.wait()
+    libc.malloc(ctypes.c_size_t(1000))
+    both.wait()
+threads = [threading.Thread(target=allocate) for _ in range(3)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
+libc.fflush(None)
+"""
+    found = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert (found.count("<heap nr=") == 1) is shared
 
 
 def test_without_gradients_the_window_stays_whole(threads):
