@@ -1,5 +1,7 @@
 """What is committed in results/: intact, its runs all different, and the README equal to it."""
 
+import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -22,3 +24,12 @@ def test_published_version(version):
     runs = load_runs(version)
     assert runs and all(check.ok for run in runs for check in run.checks)
     archive.check_different(runs)
+
+
+def test_the_readme_says_how_long_the_pipeline_took():
+    jobs = [json.loads(path.read_text()) for path in (VERSIONS[-1] / "jobs").glob("*.json")]
+    ends = [datetime.fromisoformat(job["finished"]).timestamp() for job in jobs]
+    starts = [end - job["seconds"] for end, job in zip(ends, jobs, strict=True)]
+    minutes = (max(ends) - min(starts)) / 60
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"the published version took {minutes:.1f} minutes on two CPU cores" in text
