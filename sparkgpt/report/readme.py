@@ -160,7 +160,7 @@ def _coordinates(folder: Path, link: str) -> str:
 
 
 def _extra(name: str) -> Callable[[Path, str], str]:
-    """The block of the runs in extra/<name>/, that a setting was chosen by."""
+    """The block of the runs in extra/<name>/."""
 
     def block(folder: Path, link: str) -> str:
         report = _report(folder / "extra" / name)

@@ -2,7 +2,7 @@
 
 Threads that share every operation wait for each other some thousand times in a step, and Python
 keeps one of them busy between operations. Parts wait for each other twice.
-Shapes: T positions of a window, t of a part, S segments + 1.
+Shapes: T positions of a window or a part, S segments + 1, L sparse layers, E experts.
 """
 
 from functools import partial
@@ -23,9 +23,13 @@ MOST_PARTS = 8  # each has gradients of all weights for itself, until they are a
 
 
 def loss_in_parts(model: Transformer, window: Window) -> tuple[Tensor, RouterStats | None]:
-    """`window_loss`, computed on torch's threads part by part: the same sums in another order."""
-    parts = deal(window, model.config, torch.get_num_threads())
-    if len(parts) == 1 or not torch.is_grad_enabled():
+    """`window_loss`, computed on torch's threads part by part: the same sums in another order.
+
+    nats () float64, and `RouterStats` of the whole window. Without gradients it stays whole.
+    """
+    threads = torch.get_num_threads() if torch.is_grad_enabled() else 1
+    parts = deal(window, model.config, threads) if threads > 1 else [window]
+    if len(parts) == 1:
         return window_loss(model, window)
     nats, *router = _Parts.apply(model, parts, *model.parameters())
     return nats, RouterStats(*router) if router else None
@@ -78,7 +82,11 @@ def _even_out(shares: list[list[int]], loads: list[float], costs: list[float]) -
 
 def _taken(window: Window, lengths: list[int], segments: list[int]) -> Window:
     """A window of some of the segments."""
-    taken = lambda x_T: torch.cat([pieces[i] for pieces in [x_T.split(lengths)] for i in segments])
+
+    def taken(x_T: Tensor) -> Tensor:
+        pieces = x_T.split(lengths)
+        return torch.cat([pieces[i] for i in segments])
+
     ends = torch.tensor([0] + [lengths[i] for i in segments]).cumsum(0)
     documents = [i for i in segments if i < len(window.doc_ids)]  # filler's segments are the last
     own = [window.doc_lengths[i] for i in documents]
